@@ -167,7 +167,7 @@ def test_system_calls(what: str, plain: tuple[cm.Mesh, Path], tmp_path: Path) ->
     for name, tids, marker in (
         ("controller", (threading.get_native_id(), link), "getppid("),
         ("agent", (agent_pid,), "sendto("),
-        ("rank", (rank_pid,), "sendto("),
+        ("rank", (rank_pid,), "sendmsg("),
     ):
         with traced(tids, tmp_path / f"{what}-{name}") as trace:
             for _ in range(NUM_CALLS):

@@ -113,12 +113,20 @@ class Agent:
         # An import may fail before the controller has attached: keep serving so that it gets the
         # error.
         controller, supervisor = self._controller, self._supervisor
+        due = self._deadline()
         while supervisor.state != "ended" or controller.is_awaiting_first(time.monotonic()):
-            patience_s = _PAUSE_S if supervisor.state == "ended" else self._patience_s()
-            self._events.wait(0 if controller.may_be_readable else patience_s)
-            if self._controller.may_be_readable:
-                self._faults.guard(self._controller.serve)
-            self._tick(time.monotonic())
+            self._events.wait(0 if controller.may_be_readable else self._patience_s(due))
+            if controller.may_be_readable:
+                self._faults.guard(controller.serve)
+            now, due = time.monotonic(), self._deadline()
+            if self._start_error is not None or (due is not None and now >= due):
+                self._tick(now)
+                due = self._deadline()
+
+    def _deadline(self) -> float | None:
+        """Return when `_tick` must be called next; None if no time-out runs."""
+        due, at = self._supervisor.deadline(), self._controller.deadline()
+        return due if at is None or (due is not None and due < at) else at
 
     def _tick(self, now: float) -> None:
         if (error := self._start_error) is not None:  # else the start would never end
@@ -155,9 +163,9 @@ class Agent:
         print(text, file=sys.stderr, flush=True)  # agent.log
         self._controller.send([Parcel(AgentFault(text))])
 
-    def _patience_s(self) -> float | None:
-        due, at = self._supervisor.deadline(), self._controller.deadline()
-        due = at if due is None or (at is not None and at < due) else due
+    def _patience_s(self, due: float | None) -> float | None:
+        if self._supervisor.state == "ended":
+            return _PAUSE_S
         num_faults, self._num_faults = self._num_faults, self._faults.num
         least = _PAUSE_S if num_faults != self._num_faults else 0.0
         return None if due is None else max(least, due - time.monotonic())

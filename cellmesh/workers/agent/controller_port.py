@@ -163,6 +163,8 @@ class ControllerPort:
     def deadline(self) -> float | None:
         """Return when `ControllerPort.tick` must be called next; None if no time-out runs."""
         due = self._lease_ends if self._identity is None else self._reliable.ack_at
+        if not self.port.is_remote and self._file.write_at is None:  # in most turns of the loop
+            return due
         others = (due, self.port.deadline(), self._file.write_at)
         return min((at for at in others if at is not None), default=None)
 

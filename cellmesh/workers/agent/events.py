@@ -34,10 +34,13 @@ class Events:
         self._faults = faults
         self._epoll = select.epoll()
         self._handlers: dict[int, tuple[Order, Handler]] = {}
+        self._sockets: set[int] = set()  # descriptors of `Order.SOCKET`
 
     def add(self, number: int, order: Order, handler: Handler) -> None:
         """Call a handler with the epoll events when a descriptor is readable or hangs up."""
         self._handlers[number] = (order, handler)
+        if order is Order.SOCKET:
+            self._sockets.add(number)
         self._epoll.register(number, select.EPOLLIN)
 
     def want(self, number: int, read: bool, write: bool) -> None:
@@ -48,12 +51,13 @@ class Events:
     def remove(self, number: int) -> None:
         """Stop watching a descriptor, before it is closed; ignore an unknown one."""
         if self._handlers.pop(number, None) is not None:
+            self._sockets.discard(number)
             self._epoll.unregister(number)
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait for events or until a time-out, and call the handlers of the ready descriptors."""
         ready = self._epoll.poll(timeout_s, _MAX_EVENTS)
-        if len(ready) > 1:
+        if len(ready) > 1 and not self._sockets.issuperset([number for number, _ in ready]):
             ready.sort(key=self._order)
         for number, event in ready:
             entry = self._handlers.get(number)  # an earlier handler may have removed it

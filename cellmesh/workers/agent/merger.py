@@ -6,8 +6,9 @@ sent at most ten times a second, whatever the number of ranks, while ranks send 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Failed, FromRank, Ranked
@@ -17,6 +18,24 @@ from ...wire.verbs import Bar
 HOLD_S = 0.005
 # How long states of bars wait, unless a rank sends another message.
 HOLD_BARS_S = 0.1
+
+
+class Answers(NamedTuple):
+    """A rank's message that consists of plain answers (`Done` without a value), as its encoded
+    header and decoded.
+    """
+
+    header: bytes
+    parcels: Sequence[Parcel[Any]]
+    runs: tuple[int, ...]
+
+
+def find_answers(header: bytes, parcels: Sequence[Parcel[Any]]) -> Answers | None:
+    """Return a decoded message as plain answers; None if it contains anything else."""
+    verbs = [verb for verb, _ in parcels if type(verb) is Done and verb.payload is None]
+    if not verbs or len(verbs) < len(parcels):
+        return None
+    return Answers(header, parcels, tuple([verb.run for verb in verbs]))
 
 
 @dataclass
@@ -36,6 +55,8 @@ class Merger:
     _slots: list[_Slot] = field(default_factory=list)
     _latest_slot: dict[Any, int] = field(default_factory=dict)
     _last_of_rank: dict[int, int] = field(default_factory=dict)
+    # Header of plain answers -> numbers of their slots.
+    _slots_of: dict[bytes, list[int]] = field(default_factory=dict)
     _expected: dict[int, int] = field(default_factory=dict)
     # Rank -> (run, bar) -> slot of its state, which the next state replaces.
     _bars: dict[int, dict[tuple[int, int], int]] = field(default_factory=dict)
@@ -87,6 +108,28 @@ class Merger:
         self._last_of_rank[rank] = len(self._slots)
         self._slots.append(_Slot(verb, [rank], buffers))
 
+    def add_answers(self, rank: int, answers: Answers, now: float) -> None:
+        """Add each of a rank's plain answers; if another rank has just sent the same ones, all of
+        them are merged at once.
+        """
+        numbers = self._slots_of.get(answers.header)
+        if numbers is None or numbers[0] <= self._last_of_rank.get(rank, -1):
+            self._slots_of[answers.header] = numbers = []
+            for parcel in answers.parcels:
+                self.add(rank, parcel, now)
+                numbers.append(self._last_of_rank[rank])
+            return
+        self._bars.pop(rank, None)
+        for number in numbers:
+            self._slots[number].ranks.append(rank)
+        self._last_of_rank[rank] = numbers[-1]
+        for run in answers.runs:
+            left = self._expected.get(run, 0)
+            if left > 1:
+                self._expected[run] = left - 1
+            else:
+                self.forget(run)
+
     def _add_bar(self, rank: int, bar: Bar, now: float) -> None:
         slot = self._bars.setdefault(rank, {}).setdefault((bar.run, bar.bar), len(self._slots))
         if slot < len(self._slots):
@@ -106,6 +149,8 @@ class Merger:
 
     def deadline(self) -> float | None:
         """Return when `Merger.take` must be called next; None if no message waits."""
+        if self._urgent:
+            return 0.0
         if self._oldest is None:
             return self._bars_due
         due = self._oldest + HOLD_S
@@ -115,12 +160,13 @@ class Merger:
         """Remove and return all collected messages if one of them is urgent or has waited long
         enough (progress bars may wait longer), else return an empty list.
         """
-        if not self._urgent and ((due := self.deadline()) is None or now < due):
+        if (due := self.deadline()) is None or now < due:
             return []
         parcels = [
             Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers)
             for slot in self._slots
         ]
         self._slots, self._latest_slot, self._last_of_rank, self._bars = [], {}, {}, {}
+        self._slots_of = {}
         self._oldest, self._bars_due, self._urgent = None, None, False
         return parcels

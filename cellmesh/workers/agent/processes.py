@@ -36,11 +36,14 @@ from .death_report import (
     last_lines,
 )
 from .events import Events, Order
+from .merger import Answers, find_answers
 from .rank_link import Lending, RankLink
 from .supervisor import Action, Fork, Supervisor
 from .zygote_client import ZygoteClient
 
 _LAST_BYTES = 32 * 1024
+# How many plain answers are recognized, and the size of their headers.
+_MAX_ANSWERS, _MAX_HEADER = 100, 2_000
 # An agent reads the pipes of ranks before their sockets; text in a pipe that it has read so shortly
 # before the end of a run may be later than that.
 _PIPE_AHEAD_S = 1.0
@@ -70,9 +73,8 @@ class Processes:
     def __post_init__(self) -> None:
         self.preloaded = ""  # sentence for users on modules that the zygote has imported
         self._decode = at_agent_from_rank().decode
-        # Header and content of the last message without buffers, as other ranks mostly send equal
-        # answers.
-        self._last_said: tuple[Frame | None, Sequence[Parcel[Any]]] = None, ()
+        # The last plain answers by their headers, as other ranks mostly send equal ones.
+        self._answers: dict[bytes, Answers] = {}
         self._logs = {rank: Log(self.log_path(rank)) for rank in self._ticket.ranks}
         # Ranks that have printed since they last ended a run, and where their logs ended then.
         self._printed: set[int] = set()
@@ -236,21 +238,28 @@ class Processes:
 
     def _hear_rank(self, rank: int, frames: Sequence[Frame]) -> None:
         now = time.monotonic()
-        header, parcels = self._last_said
-        if len(frames) != 1 or frames[0] != header:  # else it equals the last decoded message
-            parcels = self._decode(frames)
-            if len(frames) == 1:
-                self._last_said = frames[0], parcels
+        is_short = len(frames) == 1 and len(frames[0]) < _MAX_HEADER
+        header = bytes(frames[0]) if is_short else b""
+        answers = self._answers.get(header)
+        if answers is None:
+            parcels: Sequence[Parcel[Any]] = self._decode(frames)
+            if is_short and (answers := find_answers(header, parcels)) is not None:
+                if len(self._answers) >= _MAX_ANSWERS:
+                    del self._answers[next(iter(self._answers))]
+                self._answers[header] = answers
+        else:
+            parcels = answers.parcels
+        if answers is not None and not self.lending.lent:
+            if rank in self._printed:
+                self._note_run_end(rank, now)
+            self._faults.guard(self._supervisor.answered, rank, answers, now)
+            return
         for parcel in parcels:
             kind = type(parcel.verb)
             if kind is Output:
                 self._printed.add(rank)
             elif rank in self._printed and (kind is Done or kind is Failed):
-                self._printed.discard(rank)
-                read_s, position = self._piped.pop(rank, (0.0, (0, 0)))
-                # The rank may have written that text after the run, as its last words.
-                is_new = now < read_s + _PIPE_AHEAD_S
-                self._run_ends[rank] = position if is_new else self._logs[rank].position()
+                self._note_run_end(rank, now)
             if parcel.buffers or self.lending.lent or kind is Failed:
                 parcel = self.lending.note(rank, parcel, self._links.get(rank))
             if kind is RankUnready and self._is_start_lost():
@@ -261,6 +270,13 @@ class Processes:
                     self._act(actions)
             except Exception as error:  # go on with the rank's other messages
                 self._faults.take(error)
+
+    def _note_run_end(self, rank: int, now: float) -> None:
+        self._printed.discard(rank)
+        read_s, position = self._piped.pop(rank, (0.0, (0, 0)))
+        # The rank may have written that text after the run, as its last words.
+        is_new = now < read_s + _PIPE_AHEAD_S
+        self._run_ends[rank] = position if is_new else self._logs[rank].position()
 
     def _rank_broke(self, rank: int, error: Exception | None) -> None:
         """Kill a rank because user code has closed its sockets to the agent, or has written invalid

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ from ...wire.messages import (
 from ...wire.status import Phase, RankInfo
 from ...wire.verbs import StreamName
 from ..rank.stdout import Gate
-from .merger import Merger
+from .merger import Answers, Merger
 
 
 @dataclass
@@ -76,23 +76,17 @@ class RankRecord:
         """Whether the rank has a process."""
         return self.pid > 0
 
-    def take(self, run: int, fills: bool) -> None:
-        """Record that a run was sent to the rank; `fills`: whether the run may bind the user's
-        variables.
-        """
-        self.runs.append(run)
-        self.phase = "running"
-        if fills:
-            self.filling.add(run)
-
-    def answer(self, run: int, went_well: bool) -> None:
-        """Record that the rank has ended a run, successfully or not."""
-        if self.runs and self.runs[0] == run:
-            self.last_run = self.runs.popleft()
-            self.phase = "running" if self.runs else "idle"
-        if run in self.filling and went_well:
-            self.predecessor_ending = self.last_output = ""
-        self.filling.discard(run)
+    def answer(self, runs: Iterable[int], went_well: bool) -> None:
+        """Record that the rank has ended runs, successfully or not."""
+        waiting, filling = self.runs, self.filling
+        for run in runs:
+            if waiting and waiting[0] == run:
+                self.last_run = waiting.popleft()
+                self.phase = "running" if waiting else "idle"
+            if run in filling:
+                filling.discard(run)
+                if went_well:
+                    self.predecessor_ending = self.last_output = ""
 
     def end(self, reason: str, last_output: str) -> None:
         """Record that the rank's process has ended, for this reason, with these last lines of
@@ -333,7 +327,7 @@ class Supervisor:
         if kind is Done or kind is Failed:
             if state.gate.hides:
                 self._close_gate(rank, now)
-            state.answer(verb.run, kind is Done)
+            state.answer((verb.run,), kind is Done)
         elif kind is RankReady:
             state.phase, state.device, state.backend = "idle", verb.device, verb.backend
             return self._note_respawned() if rank in self._respawning else self._note_ready()
@@ -343,6 +337,14 @@ class Supervisor:
             return self.fail(text) if is_new else []
         self._merger.add(rank, parcel, now)
         return []
+
+    def answered(self, rank: int, answers: Answers, now: float) -> None:
+        """Handle a message of a rank that consists of plain answers; else like `from_rank`."""
+        state = self._ranks[rank]
+        if state.gate.hides:
+            self._close_gate(rank, now)
+        state.answer(answers.runs, went_well=True)
+        self._merger.add_answers(rank, answers, now)
 
     def from_pipe(self, rank: int, stream: StreamName, text: str, now: float) -> list[Action]:
         """Handle text that a rank has written to its descriptor 1 or 2."""
@@ -356,15 +358,19 @@ class Supervisor:
 
     def relay(self, order: Relay, frames: Sequence[Frame]) -> list[Action]:
         """Pass a controller's message on to those of its ranks that are alive on this host."""
-        is_work, ranks = order.run >= 0 and order.channel == "work", []
+        run, fills, ranks = order.run, order.fills, []
+        is_work = run >= 0 and order.channel == "work"
         for rank in order.ranks:
             state = self._ranks.get(rank)
             if state is not None and state.pid > 0:
                 ranks.append(rank)
                 if is_work:
-                    state.take(order.run, order.fills)
-        if order.run >= 0 and ranks:
-            self._merger.expect(order.run, len(ranks))
+                    state.runs.append(run)
+                    state.phase = "running"
+                    if fills:
+                        state.filling.add(run)
+        if run >= 0 and ranks:
+            self._merger.expect(run, len(ranks))
         return [ToRanks(tuple(ranks), order.channel, frames)] if ranks else []
 
     def restart(self) -> list[Action]:

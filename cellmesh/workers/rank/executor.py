@@ -222,13 +222,13 @@ class Executor:
             args, kwargs = payload.loads(work.payload, buffers)
         else:
             function, args, kwargs = payload.loads(work.payload, buffers)
-        bind_missing_names((function, args, kwargs), self._namespace)
+        bind_missing_names((function, *args, *kwargs.values()), self._namespace)
         record = RunRecord(work.run, name_of(function), 0, time.monotonic())
         if record.name:
             self._tracker.records.append(record)
         try:
             result = function(*args, **kwargs)
-            if hasattr(type(result), "__await__"):
+            if result is not None and hasattr(type(result), "__await__"):
                 result = self._shell.loop_runner(_await(result))
         finally:
             sys.settrace(None)  # of the debugger
@@ -239,7 +239,7 @@ class Executor:
         names = payload.loads(work.payload, buffers)
         self._namespace.update(names)
         self._given.forget(names)
-        bind_missing_names(names, self._namespace)
+        bind_missing_names(names.values(), self._namespace)
 
     def _push_parts(self, work: PushParts, buffers: tuple[Frame, ...]) -> None:
         names = payload.loads(work.payload, buffers)

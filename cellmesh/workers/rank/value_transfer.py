@@ -10,7 +10,7 @@ import socket
 import sys
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -141,17 +141,18 @@ class NotebookClasses:
 
 
 _CONTAINERS = (tuple, list, set, frozenset)
+_WITHOUT_PARTS = frozenset((type(None), bool, int, float, str, bytes, torch.Tensor))
 
 
-def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
-    """Bind the global names that functions inside a value use but lack to the rank's variables of
+def bind_missing_names(values: Iterable[Any], namespace: Mapping[str, Any]) -> None:
+    """Bind the global names that functions inside values use but lack to the rank's variables of
     these names; finds functions in globals, closures, methods, partials and containers.
     """
     seen: set[int] = set()
-    todo = [value]
+    todo = [*values]
     while todo:
         part = todo.pop()
-        if id(part) in seen:
+        if type(part) in _WITHOUT_PARTS or id(part) in seen:
             continue
         seen.add(id(part))
         if isinstance(part, types.FunctionType):

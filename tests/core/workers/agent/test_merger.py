@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cellmesh.wire.codec import Parcel
+from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.messages import Done, Failed, Pickled
 from cellmesh.wire.verbs import Bar, Output, Skipped
-from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, Merger
+from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, Merger, find_answers
 
 LATER = 1e6
 
@@ -139,6 +140,68 @@ def test_ranks_that_say_the_same_are_heard_as_one(
         rank = data.draw(st.sampled_from([rank for rank, verbs in left.items() if verbs]))
         say(merger, rank, left[rank].pop(0))
     assert taken(merger) == [(tuple(range(num_ranks)), verb) for verb in different]
+
+
+# Of one rank: its next answers together, an output, or a bar's state; or time for a `take`.
+TURNS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from([1, 4, 4, "print", "bar", "take"])),
+    max_size=60,
+)
+
+
+@given(TURNS, st.integers(1, 4))
+@example([(0, "print"), (0, 4), (1, 4), (1, "print")], 4)
+def test_answers_added_together_are_taken_as_those_added_singly(
+    turns: Sequence[tuple[int, Any]], num_expected: int
+) -> None:
+    merger, single = Merger(), Merger()
+    for run in range(300):
+        merger.expect(run, num_expected)
+        single.expect(run, num_expected)
+    said: dict[str, list[Any]] = {"together": [], "singly": []}
+    next_run = dict.fromkeys(range(4), 0)
+    for rank, turn in [*turns, (0, "take")]:
+        if turn == "take":
+            both = said["together"], said["singly"]
+            for each, heard in zip((merger, single), both, strict=True):
+                heard.append(each.take(0.0))
+            assert bool(both[0][-1]) == bool(both[1][-1])
+            assert merger.deadline() == single.deadline()
+        elif turn in ("print", "bar"):
+            verb = out("x\n") if turn == "print" else bar(next_run[rank])
+            say(merger, rank, verb)
+            say(single, rank, verb)
+        else:
+            parcels = [Parcel(Done(next_run[rank] + number)) for number in range(turn)]
+            next_run[rank] += turn
+            answers = find_answers(encode(parcels)[0], parcels)
+            assert answers is not None
+            merger.add_answers(rank, answers, 0.0)
+            say(single, rank, *(parcel.verb for parcel in parcels))
+    for each, heard in zip((merger, single), said.values(), strict=True):
+        heard.append(each.take(LATER))
+    for rank in range(4):
+        together, singly = (
+            [r.verb for message in heard for r, _ in message if rank in r.ranks]
+            for heard in said.values()
+        )
+        assert together == singly
+
+
+def test_equal_answers_of_ranks_are_merged_although_one_has_sent_them_apart() -> None:
+    merger, parcels = Merger(), [Parcel(Done(run)) for run in range(3)]
+    answers = find_answers(b"header", parcels)
+    assert answers is not None
+    merger.add_answers(0, answers, 0.0)
+    say(merger, 1, *(parcel.verb for parcel in parcels))
+    merger.add_answers(2, answers, 0.0)
+    assert taken(merger) == [((0, 1, 2), Done(run)) for run in range(3)]
+
+
+@pytest.mark.parametrize("last", [failed(), out("x\n"), Done(2, Pickled(b"v"))])
+def test_only_answers_without_values_are_plain(last: Any) -> None:
+    assert find_answers(b"", [Parcel(Done(1)), Parcel(last)]) is None
+    assert find_answers(b"", []) is None
 
 
 # ---- progress bars

@@ -108,5 +108,5 @@ def test_name_that_was_not_sent_is_the_ranks(name: str) -> None:
 
 def test_sent_names_and_builtins_keep_their_values() -> None:
     function = travel(lambda: (math.pi, len("ab")))
-    bind_missing_names(function, NAMESPACE)
+    bind_missing_names([function], NAMESPACE)
     assert function() == (math.pi, 2)
