@@ -12,12 +12,12 @@ magic number reveals data that is no message.
 from __future__ import annotations
 
 import collections
+import select
 import socket
 import struct
 from collections.abc import Sequence
 
 from ..errors import ProtocolError
-from ..stdlib import select
 from .codec import MAX_FRAME_BYTES, Frame
 from .process import wait_readable
 
