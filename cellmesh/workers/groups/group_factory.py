@@ -51,6 +51,8 @@ class Transport:
     gloo: Sequence[ProcessGroupGloo] = ()
 
 
+# Read before the fork, as reading it takes a rank 0.6 ms and 0.6 MB.
+_SIGNATURE = inspect.signature(c10d._new_process_group_helper)
 # The arguments of ``_new_process_group_helper`` by name; its results, with the new transport.
 Asked = dict[str, Any]
 Made = tuple[Any, Any, Transport]
@@ -134,12 +136,12 @@ class Maker:
     def intercept(self, new_group: Callable[[Asked], Any]) -> None:
         """Redirect this process's calls of ``_new_process_group_helper`` to `new_group`."""
         self.own_gloo.install()
-        signature, pid = inspect.signature(self._helper), os.getpid()
+        pid = os.getpid()
 
         def make_watched(*args: Any, **kwargs: Any) -> Any:
             if os.getpid() != pid:  # a process that user code has forked
                 return self._helper(*args, **kwargs)
-            call = signature.bind(*args, **kwargs)
+            call = _SIGNATURE.bind(*args, **kwargs)
             call.apply_defaults()
             return new_group(call.arguments)
 

@@ -29,6 +29,8 @@ from .stack_inspection import Activity, StopPoint, Waited, format_stacks, look_a
 from .stdin import Asker
 from .value_transfer import refusal
 
+# Made before the fork: the types of its messages take milliseconds.
+_CODEC = at_rank_for_control()
 # How long an interrupted run may unwind before its collectives are cut; how long a user's handler
 # of SIGINT and the description of a failure may take; when an interrupt that Python has dropped is
 # sent again.
@@ -91,7 +93,6 @@ class ControlThread:
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
 
     def _serve(self) -> None:
-        codec = at_rank_for_control()
         while True:
             try:
                 frames = self._channel.receive()
@@ -102,7 +103,7 @@ class ControlThread:
                 self._take(error)
                 continue
             try:
-                verbs = codec.decode(frames)
+                verbs = _CODEC.decode(frames)
             except ProtocolError as error:
                 _say(str(error))
                 continue

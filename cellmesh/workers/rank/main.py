@@ -55,6 +55,9 @@ from .stdout import Log
 from .streams import Pump, RankStream, Show
 from .value_transfer import NotebookClasses, SegmentLink
 
+# Made before the fork: the types of its messages take a millisecond.
+_CODEC = at_rank_for_work()
+
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that a rank is forked with: its number, the mesh, and the store's address."""
@@ -211,7 +214,6 @@ def _work(
         write_stderr(f"{render(error)}\n")
 
     raised: list[BaseException] = []
-    codec = at_rank_for_work()
     inbox: collections.deque[Parcel[ToMainThread]] = collections.deque()
     held: list[Parcel[ToMainThread]] = []
     holds_back = False
@@ -222,7 +224,7 @@ def _work(
         parcel = inbox.popleft() if inbox else None
         if parcel is None:
             try:
-                inbox.extend(codec.decode(channel.receive()))
+                inbox.extend(_CODEC.decode(channel.receive()))
             except (ProtocolError, OSError, EOFError) as error:
                 # Also if the socket was closed in this process. The run that lacks its answer is
                 # unknown: exit, so that the agent reports the rank's end.
