@@ -49,17 +49,18 @@ class Segment:
         made = segments.create(num_bytes, name)
         # Opened again, as the kernel counts no writer for `memfd_create`, and refuses the lease.
         self._memfd = _open_again(made, os.O_RDWR)
-        # Sent if a process opens the segment during `is_unread`; the default, SIGIO, would end this
-        # process.
-        fcntl.fcntl(self._memfd.descriptor, fcntl.F_SETSIG, signal.SIGURG)
         self.num_bytes, self.is_new = num_bytes, True
         self._memory: memoryview | None = None
 
     def is_unread(self) -> bool:
         """Return whether no process can read the segment any more, except through its writer."""
+        number = self._memfd.descriptor
         try:
-            fcntl.fcntl(self._memfd.descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            fcntl.fcntl(self._memfd.descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            # A process that opens the segment during the lease makes the kernel send a signal; the
+            # default, SIGIO, would end this process.
+            fcntl.fcntl(number, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError:
             return False
         return True

@@ -152,7 +152,7 @@ def are_possible() -> bool:
     """
     try:
         memfd = create(1, "cellmesh-probe")
-        os.close(os.open(f"/proc/{os.getpid()}/fd/{memfd.descriptor}", os.O_RDONLY | os.O_CLOEXEC))
+        os.close(os.open(f"/proc/{os.getpid()}/fd/{memfd.descriptor}", os.O_RDWR | os.O_CLOEXEC))
     except OSError:
         return False
     return True

@@ -101,21 +101,21 @@ def test_all_bytes_are_written_again(pool: SegmentPool) -> None:
 def test_no_segment_is_reused_where_the_kernel_grants_no_lease(
     pool: SegmentPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inode = number_of(lend(pool))
-
     def refuse(*args: Any) -> int:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(fcntl, "fcntl", lambda d, what, *rest: what == fcntl.F_SETSIG or refuse())
-    assert not reused(pool, inode)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    assert not reused(pool, number_of(lend(pool)))
 
 
 def test_process_that_opens_a_segment_during_the_check_ends_nobody(pool: SegmentPool) -> None:
     pid = os.fork()
     if not pid:
         try:
-            memfd = pool.take(SIZE)._memfd
-            fcntl.fcntl(memfd.descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            memfd = (segment := pool.take(SIZE))._memfd
+            real = fcntl.fcntl
+            fcntl.fcntl = lambda number, what, arg: arg == fcntl.F_UNLCK or real(number, what, arg)
+            assert segment.is_unread()
             os.open(f"/proc/self/fd/{memfd.descriptor}", os.O_RDONLY | os.O_NONBLOCK)
         except BlockingIOError:  # as the lease is not given up yet
             os._exit(0)
