@@ -92,19 +92,20 @@ FEATURES = (
         "start and its options",
         836,
         "controller/options.py wire/options.py controller/host_list.py "
-        "controller/session/start.py controller/session/surroundings.py "
+        "controller/session/start.py controller/session/alike.py "
+        "controller/session/surroundings.py "
         "wire/environment.py wire/ticket.py",
     ),
     Feature(
         "hosts",
-        2295,
+        2293,
         "controller/session/hosts/ controller/session/launch/ controller/session/standing.py "
         "workers/agent/on_host.py "
         "workers/agent/port.py wire/hosts.py wire/curve.py",
     ),
     Feature(
         "this host",
-        155,
+        166,
         "controller/session/launch/local.py",
     ),
     Feature(

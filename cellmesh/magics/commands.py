@@ -20,10 +20,11 @@ from ..controller.output.console import Sink
 from ..controller.ranks import Ranks, seed_ranks
 from ..controller.resizing import describe_resize
 from ..controller.run import Run
+from ..controller.session.alike import check_same, describe_kept, settle_left
 from ..controller.session.attach import attach, stop_mesh
 from ..controller.session.life import StartProgress
 from ..controller.session.living import advise_left, left_meshes
-from ..controller.session.start import check_same, describe_kept, settle_left, start
+from ..controller.session.start import start
 from ..controller.trace.profile import Profiling
 from ..errors import CellmeshError, MeshUsageError, NoMeshError, did_you_mean
 from ..wire.ranks import parse_ranks

@@ -36,6 +36,13 @@ def value_of(mark: str, owner: int | None = None) -> str:
     return f"{mark}:" if owner is None else f"{mark}:{owner:07}"
 
 
+def free_value() -> str:
+    """Return a value that belongs to no mesh, for a process from which a zygote is forked: `claim`
+    can replace it in place, as all values have one length.
+    """
+    return value_of(os.urandom(8).hex(), 0)
+
+
 def claim(mark: str = "", owner: int | None = None) -> None:
     """Set the environment variable `VARIABLE` so that processes started from now on count as
     descendants of this one, also in this process's ``/proc/PID/environ`` if the variable is still

@@ -90,6 +90,18 @@ def test_torch_is_not_imported() -> None:
     assert "torch" not in entries.split()
 
 
+def test_a_start_launches_before_it_imports_the_session() -> None:
+    """A mesh's zygote imports torch in the time of the imports that the launch does not need."""
+    script = "import sys, cellmesh.controller.session.start; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    imported = set(result.stdout.split())
+    assert not imported & {"zmq", "asyncio", "psutil", "cloudpickle", "email", "secrets"}
+    assert "cellmesh.controller.session.session" not in imported
+    assert len(imported & set(map(name_of, MODULES))) <= 25
+
+
 def test_public_names_are_those_of_their_homes() -> None:
     from cellmesh.controller.mesh import Mesh
     from cellmesh.controller.run import Results, Run

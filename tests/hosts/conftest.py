@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cellmesh.controller.session.launch import local
+from cellmesh.controller.code_files import scan
 from tests.conftest import LEFTOVER_S, own_runtime_dir
 
 from .netns import Host, hosts
@@ -27,13 +27,13 @@ def machines() -> Iterator[list[Host]]:
 @pytest.fixture(scope="session", autouse=True)
 def _checkout_is_not_sent() -> Iterator[None]:
     """Leave the checkout of cellmesh, which all hosts see at its path, out of what is sent."""
-    user_roots = local.user_roots
+    user_roots = scan.user_roots
 
     def roots(sys_path: Iterable[str]) -> tuple[str, ...]:
         return tuple(root for root in user_roots(sys_path) if not os.path.isdir(f"{root}/cellmesh"))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "user_roots", roots)
+        patch.setattr(scan, "user_roots", roots)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,10 @@ SECRET = "a word that is written nowhere"
 NAMES = ("CM_GIVEN", "CM_SET", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
+# By torch when it is imported, and by an interpreter.
+READ_AT_BEGIN = ["TORCH_LOGS=+dynamo", "PYTHONUTF8=1", "PYTHONDONTWRITEBYTECODE=1"]
+
+
 def environment_of(mesh: cm.Mesh) -> dict[str, str | None]:
     """Return rank 1's variables."""
     found: dict[str, str | None] = mesh[1].run(lambda: {n: os.environ.get(n) for n in NAMES})
@@ -28,17 +33,17 @@ def test_variables_are_passed_on_and_written_to_no_log(
 ) -> None:
     monkeypatch.setenv("CM_SET", SECRET)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    with cm.start(
-        2, env=["CM_GIVEN=1", "CM_SET", "OMP_NUM_THREADS=3", "TORCH_LOGS=+dynamo"]
-    ) as mesh:
+    with cm.start(2, env=["CM_GIVEN=1", "CM_SET", "OMP_NUM_THREADS=3", *READ_AT_BEGIN]) as mesh:
         expected = dict(zip(NAMES, ("1", SECRET, "3", "2,3"), strict=True))
         assert environment_of(mesh) == expected
         assert mesh[1].run(lambda: __import__("torch").get_num_threads()) == 3
         # What torch reads at its import is there then.
         assert mesh[1].pull("__import__('logging').getLogger('torch._dynamo').level") == 10
+        assert mesh[1].run(lambda: (sys.flags.utf8_mode, sys.flags.dont_write_bytecode)) == (1, 1)
         environment = mesh[0].run(lambda: dict(os.environ))
         new = {name for name, value in environment.items() if os.environ.get(name) != value}
-        users = {"MPLBACKEND", "PLOTLY_RENDERER", "COLUMNS", "LINES", "TORCH_LOGS", *NAMES}
+        users = {"MPLBACKEND", "PLOTLY_RENDERER", "COLUMNS", "LINES", *NAMES}
+        users |= {each.partition("=")[0] for each in READ_AT_BEGIN}
         sockets = {name for name in new if name.endswith("_SOCKET_IFNAME")}
         assert new - users - sockets <= SET_BY_MESH
         mesh.restart()

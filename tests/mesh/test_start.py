@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import cellmesh as cm
 from cellmesh.controller.session import start as starting
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, own_runtime_dir, process_named
 
 COLD = pytest.mark.usefixtures("starts_cold")
 
@@ -183,6 +184,33 @@ def test_a_torch_that_was_installed_since_the_kernel_began_is_named(
     with pytest.raises(
         MeshUsageError, match=r"the ranks import torch [2-9].*notebook has 1\.0\.0: restart"
     ):
+        cm.start(1)
+    check_nothing_left(runtime_dir)
+
+
+@COLD
+def test_the_first_zygote_is_a_fork_that_inherits_nothing_of_the_agent(
+    own_mesh: cm.Mesh, runtime_dir: Path
+) -> None:
+    zygote = process_named(runtime_dir, "cellmesh-zygote")
+    assert zygote.cmdline() == process_named(runtime_dir, "cellmesh-agent").cmdline()
+    assert zygote.num_threads() == 1
+    files = [os.readlink(path) for path in Path(f"/proc/{zygote.pid}/fd").iterdir()]
+    log, sockets = f"{own_mesh.name}/logs/zygote.log", [f for f in files if "socket:" in f]
+    assert len(sockets) == 1
+    assert {name[-len(log) :] for name in files} - {*sockets} == {log, "/dev/null"}
+
+
+@COLD
+@pytest.mark.parametrize("step", ["Session.__init__", "Session.wait_until_ready"])
+def test_a_start_that_is_interrupted_leaves_nothing(
+    step: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"cellmesh.controller.session.session.{step}", interrupt)
+    with pytest.raises(KeyboardInterrupt):
         cm.start(1)
     check_nothing_left(runtime_dir)
 

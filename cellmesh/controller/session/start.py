@@ -5,26 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from ...errors import HostError, MeshUsageError, NoMeshError
-from ...wire.marks import end_dead_meshes
-from ...wire.modules import loaded
+from ...errors import HostError, NoMeshError
 from ...wire.options import StartOptions
-from ...wire.ranks import describe_ranks
 from ...wire.ticket import Ticket, runtime_root
 from ..host_list import INVITING
-from ..kernel import own_kernel, own_notebook
-from ..mesh import Mesh
-from ..mesh_dims import DEFAULT_DIM
+from ..kernel import own_kernel
 from ..options import Options, make_options, read_project_options
-from ..output.calling_cell import current_sink
-from .launch.hosts import HostAgents
 from .launch.local import (
     Launcher,
     forked,
@@ -33,16 +27,11 @@ from .launch.local import (
     spawned,
 )
 from .launch.prestart import own_prestart
-from .life import StartProgress
-from .living import (
-    FoundMesh,
-    advise_left,
-    describe,
-    end_left,
-    forget_if_dead,
-    left_meshes,
-)
-from .session import Session
+
+if TYPE_CHECKING:
+    from ..mesh import Mesh
+    from .life import StartProgress
+    from .session import Session
 
 # Ranks outlive a restart of their notebook for this time; a script has no lease.
 NOTEBOOK_LEASE_S = 1800.0
@@ -75,15 +64,29 @@ def start(
         MeshUsageError: an option is wrong.
         HostError: a host lacks resources that the mesh needs, or the start takes too long.
     """
-    checked = read_options({"num_ranks": num_ranks, **given})
-    end_dead_meshes(runtime_root())
     started_at = time.monotonic()
+    checked = read_options({"num_ranks": num_ranks, **given})
     if checked.name:
+        from .living import forget_if_dead
+
         forget_if_dead(checked.name)
     limit_s = _START_S if timeout_s is None else timeout_s
     patience_s = math.inf if timeout_s is None and checked.launch in INVITING else limit_s
     ticket, launcher, end = _launch(checked, patience_s, on_progress)
-    session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
+    try:
+        # Only now: these imports take as long as a quarter of torch's, which is imported meanwhile.
+        from ...wire.marks import end_dead_meshes
+        from ...wire.modules import loaded
+        from ..mesh import Mesh
+        from .session import Session
+
+        end_dead_meshes(runtime_root())
+        session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
+    except BaseException:
+        os.close(end)
+        launcher.signal(signal.SIGTERM)
+        launcher.wait(None)
+        raise
     try:
         loaded.record()
         _bring_code(session, limit_s)
@@ -143,9 +146,15 @@ def _launch(
 
     def report() -> None:
         if on_progress is not None:
+            from .life import StartProgress
+
             on_progress(StartProgress("importing torch", 0, options.num_ranks, 0.0))
 
     if options.hosts:
+        from ..output.calling_cell import current_sink
+        from .launch.hosts import HostAgents
+        from .life import StartProgress
+
         began = time.monotonic()
 
         def show(text: str, stays: bool) -> None:
@@ -171,149 +180,3 @@ def _launch(
     ticket = make_ticket(options)
     launcher = spawned(ticket)
     return ticket, launcher, launcher.start()
-
-
-def check_same(session: Session, given: Mapping[str, Any]) -> Options:
-    """Raise an error unless a start with these options would make a mesh like the running one.
-
-    Args:
-        session: session of the running mesh.
-        given: the options of the start, as `start` takes them.
-
-    Returns:
-        The checked options. Those of the notebook itself, e.g. `fold_numbers`, may differ.
-
-    Raises:
-        MeshUsageError: the start would make another mesh; the text has the commands to use.
-    """
-    options = read_options(given)
-    name, fresh = session.name, "`%dist_start ... --fresh` ends it and starts another"
-    if options.num_ranks != session.num_ranks:
-        raise MeshUsageError(
-            f"{name} runs with {session.num_ranks} ranks, not {options.num_ranks}: "
-            f"`%dist_resize {options.num_ranks}` gives it that number, {fresh}"
-        )
-    if _asks_other_dims(options, session.dims):
-        have = ", ".join(f"{dim}={size}" for dim, size in session.dims.items())
-        wanted = " ".join(f"{dim}={size}" for dim, size in options.mesh.items())
-        raise MeshUsageError(
-            f"{name} runs with mesh {have}: `%dist_mesh {wanted}` gives it these dims, "
-            f"`%dist_restart` then renews its ranks, {fresh}"
-        )
-    if differing := differences(options, session.ticket):
-        raise MeshUsageError(f"{name} runs with {'; '.join(differing)}: {fresh}")
-    return options
-
-
-def settle_left(given: Mapping[str, Any], is_fresh: bool, show: Callable[[str], None]) -> None:
-    """Before a start, show the user the meshes that this notebook has left running, or end those
-    that are like the new one. Blocks.
-
-    Args:
-        given: the options of the start, as `start` takes them.
-        is_fresh: whether to end the meshes that are like the one to start.
-        show: shows a line.
-
-    Raises:
-        MeshUsageError: a mesh is like the one to start, and is not to be ended; the text has the
-            commands to use.
-    """
-    left = left_meshes(asks=True)
-    same = find_same(given, left)
-    if same and not is_fresh:
-        raise offer_left(same)
-    for mesh in left:
-        if mesh in same:
-            end_left(mesh)
-        show(f"{mesh.name} has ended" if mesh in same else advise_left(mesh))
-
-
-def find_same(given: Mapping[str, Any], left: Sequence[FoundMesh]) -> list[FoundMesh]:
-    """Return the meshes of this notebook that are like the one that a start would make.
-
-    Args:
-        given: the options of the start, as `start` takes them.
-        left: the meshes that live on without a controller.
-    """
-    notebook = own_notebook()
-    own = [mesh for mesh in left if mesh.is_of(notebook)]
-    if not own:
-        return []
-    options = read_options(given)
-    return [mesh for mesh in own if _is_same(options, mesh.ticket)]
-
-
-def offer_left(same: Sequence[FoundMesh]) -> MeshUsageError:
-    """Return the error of a start that is refused as a mesh like the new one still runs; it has the
-    commands to use instead.
-
-    Args:
-        same: meshes like the one to start (`find_same`).
-    """
-    it, name = "it" if len(same) == 1 else "them", same[-1].name
-    lives = "\n".join(describe(mesh, time.time()) for mesh in same)
-    return MeshUsageError(
-        f"{lives}.\n`%dist_attach {name}` has it again with what its ranks hold, `%dist_start ... "
-        f"--fresh` ends {it} and starts another, `%dist_start ... --name NAME` starts another "
-        f"beside {it}"
-    )
-
-
-def _is_same(options: Options, ticket: Ticket) -> bool:
-    dims = dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False))
-    has_size = options.num_ranks == ticket.num_ranks
-    return has_size and not _asks_other_dims(options, dims) and not differences(options, ticket)
-
-
-def _asks_other_dims(options: Options, dims: Mapping[str, int]) -> bool:
-    # Default dims are no request of the user, and `%dist_mesh` may have changed them since.
-    wanted = dict(options.mesh)
-    return tuple(wanted) != (DEFAULT_DIM,) and wanted != dict(dims)
-
-
-def differences(options: Options, ticket: Ticket) -> list[str]:
-    """Return a clause for each option, except the number of ranks, in which a mesh differs from the
-    options of a start.
-
-    Args:
-        options: options of the start.
-        ticket: ticket of the mesh.
-    """
-    hosts = tuple(entry.name for entry in options.hosts)
-    agents = tuple(agent.name for agent in ticket.agents)
-    if hosts and not any(hosts):  # the hosts choose their own names
-        hosts = agents
-    pairs = {
-        "--backend": (ticket.backend, options.backend),
-        "--preload": (",".join(ticket.preload), ",".join(options.preload)),
-        "--name": (ticket.name, options.name or ticket.name),
-        "--settle": (ticket.settle_s, options.settle_s),
-        "--auto-heal": (ticket.auto_heal, options.auto_heal),
-        "--lease": (f"{ticket.lease_s:g}s", f"{options.lease_s:g}s"),
-        "--hosts": (",".join(agents), ",".join(hosts)),
-    }
-    found = [
-        f"{option} {_word(has)}, not {_word(wanted)}"
-        for option, (has, wanted) in pairs.items()
-        if has != wanted
-    ]
-    if ticket.gpus != options.gpus:
-        found.append("other --gpus")
-    if ticket.env != ranks_environment(options):  # values may be secret
-        found.append("other --env")
-    return found
-
-
-def describe_kept(mesh: Mesh) -> str:
-    """Return a sentence for users on a running mesh that is kept in place of a new one."""
-    dead = sorted(mesh.rank_set.session.dead_ranks)
-    text = f"{len(mesh)} ranks are running and kept; `%dist_restart` renews them"
-    verb, it = ("is", "it") if len(dead) == 1 else ("are", "them")
-    died = f"; {describe_ranks(dead)} {verb} dead: `%dist_heal` replaces {it}"
-    return text + died if dead else text
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value) or "none"

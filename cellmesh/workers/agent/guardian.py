@@ -37,16 +37,16 @@ def main(ticket_path: str, imported: Imported | None = None) -> int:
     linux_process.become_subreaper()
     agent = os.fork()
     if agent == 0:
-        announcement = os.dup(1) if ticket.host is not None else -1
-        os.dup2(2, 1)
         linux_process.allow_many_descriptors()
         try:
             # Start the zygote first: it imports torch while the agent imports its own modules. And
             # a forked zygote must not inherit the agent's descriptors and ZeroMQ's threads.
-            zygote = ZygoteClient(ticket, imported)
+            zygote = ZygoteClient(ticket, imported, may_fork=True)
         except OSError as error:
             print(error, file=sys.stderr)
             return 1
+        announcement = os.dup(1) if ticket.host is not None else -1
+        os.dup2(2, 1)
         gc.enable()  # disabled in a parent that has preloaded torch
         from .agent import main as run_agent
 

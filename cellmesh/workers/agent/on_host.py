@@ -26,7 +26,7 @@ import msgspec
 import zmq
 
 from ...errors import HostError
-from ...wire import transport
+from ...wire import marks, transport
 from ...wire.curve import new_keys
 from ...wire.environment import SOCKET_INTERFACES, choose_gpus
 from ...wire.host import (
@@ -376,6 +376,7 @@ def _spawn(ticket: Ticket) -> tuple[subprocess.Popen[bytes], Ticket]:
     with open(ticket.logs / "agent.log", "a+b") as log:
         guardian = subprocess.Popen(
             isolated_command("cellmesh.workers.agent.guardian", str(ticket.path)),
+            env={marks.VARIABLE: marks.free_value(), **os.environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -38,15 +38,21 @@ _MAX_MESSAGE_BYTES = 1 << 20
 class ZygoteClient:
     """The zygote's process, a child of the agent, and the socketpair that connects them.
 
-    If the agent's process has one thread and has imported everything, including the ranks' shell,
-    it forks the zygote; otherwise it starts it as a new process.
+    Args:
+        ticket: ticket of the mesh.
+        imported: the ranks' shell and modules, if this process has imported torch.
+        may_fork: whether to fork the zygote where that is enough, as this process has one thread
+            and nothing that a rank must not inherit; otherwise it is a new process.
     """
 
-    def __init__(self, ticket: Ticket, imported: Imported | None = None) -> None:
+    def __init__(
+        self, ticket: Ticket, imported: Imported | None = None, may_fork: bool = False
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(theirs.fileno(), True)
         log = os.open(ticket.logs / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        if imported is None:
+        # Variables of ranks may take effect only when an interpreter or libc begins.
+        if imported is None and (ticket.env or not may_fork):
             self.pid = _spawn(ticket, theirs.fileno(), log)
         elif (pid := os.fork()) == 0:
             ours.close()
@@ -146,7 +152,7 @@ def _spawn(ticket: Ticket, connection: int, log: int) -> int:
     )
 
 
-def _become_zygote(ticket: Ticket, connection: int, log: int, imported: Imported) -> None:
+def _become_zygote(ticket: Ticket, connection: int, log: int, imported: Imported | None) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -26,6 +26,24 @@ from cellmesh.workers import linux_process
 from ...support.tickets import make_ticket
 
 
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_the_version_of_torch_is_known_before_it_is_imported(is_imported: bool) -> None:
+    code = f"""
+import sys
+if {is_imported}: import torch
+from cellmesh.wire.host import own_torch
+version = own_torch()
+assert ("torch" in sys.modules) == {is_imported}
+import torch
+assert version == torch.__version__, version
+sys.modules.pop("torch")
+sys.path[:] = []
+assert own_torch() == ""
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.stderr
+
+
 def test_a_process_that_has_ended_is_none() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ticks = started_ticks(process.pid)

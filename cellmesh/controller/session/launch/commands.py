@@ -30,6 +30,7 @@ from ....wire.process import FILES_A_HOST, limit_child, make_room
 from ....wire.ticket import Ticket
 from ...engines import ENGINES, template_for
 from ...host_list import command_for
+from .local import end_of
 
 _AGENT = (sys.executable, "-m", "cellmesh", "agent", "--ticket", "-")
 # How long commands and their agents may take to end before the next signal is sent.
@@ -330,14 +331,6 @@ def _await(commands: Sequence[_Command], timeout_s: float | None) -> bool:
         _close(command.process.stdin)
         _close(command.process.stdout)
     return True
-
-
-def end_of(path: Path) -> str:
-    """Return the last 2,000 characters of a log file; "" without such a file."""
-    try:
-        return path.read_text(errors="replace")[-2000:].strip()
-    except OSError:
-        return ""
 
 
 def _close(file: IO[bytes] | None) -> None:

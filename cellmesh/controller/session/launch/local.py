@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from ....errors import HostError
+from ....wire import marks
 from ....wire.environment import choose_gpus
 from ....wire.host import Process, started_ticks
 from ....wire.hosts import Host
@@ -30,11 +30,9 @@ from ....wire.ticket import (
     runtime_root,
     write_ticket,
 )
-from ...code_files.scan import user_roots
 from ...kernel import own_notebook
 from ...options import Options
 from ...preload import learned_modules, own_list
-from .commands import end_of
 from .prestart import Prestart
 
 
@@ -169,10 +167,14 @@ def make_ticket(options: Options) -> Ticket:
             "the working directory of this process was removed, and ranks begin in it: change to "
             "another (`%cd ~`, os.chdir), or make it again and change to it"
         ) from error
+    roots: Sequence[str] = ()
     if options.hosts:
+        from ...code_files.scan import user_roots
+
         sys_path = [path or cwd for path in sys_path]
+        roots = user_roots(sys_path) if options.sync else ()
     learned_list = own_list() if options.learns else None
-    name = options.name or f"mesh-{os.getpid()}-{secrets.token_hex(2)}"
+    name = options.name or f"mesh-{os.getpid()}-{os.urandom(2).hex()}"
     directory = make_directory(runtime_root(), name)
     carried = {field: getattr(options, field) for field in MeshOptions.__struct_fields__}
     ticket = Ticket(
@@ -186,7 +188,7 @@ def make_ticket(options: Options) -> Ticket:
         cwd=cwd,
         controller_pid=os.getpid(),
         created_at=time.time(),
-        roots=user_roots(sys_path) if options.hosts and options.sync else (),
+        roots=tuple(roots),
         notebook=own_notebook(),
         learned=learned_modules(learned_list) if learned_list is not None else (),
         learned_list=str(learned_list or ""),
@@ -277,6 +279,7 @@ def spawned(ticket: Ticket) -> LocalAgent:
         with _agent_log(ticket) as log:
             guardian = subprocess.Popen(
                 command_of(ticket),
+                env={marks.VARIABLE: marks.free_value(), **os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -321,6 +324,14 @@ def forked(ticket: Ticket, prestart: Prestart) -> LocalAgent:
 def read_agent_log(ticket: Ticket) -> str:
     """Return the end of the agent's error log; "" if it has no log."""
     return end_of(ticket.logs / "agent.log")
+
+
+def end_of(path: Path) -> str:
+    """Return the last 2,000 characters of a log file; "" without such a file."""
+    try:
+        return path.read_text(errors="replace")[-2000:].strip()
+    except OSError:
+        return ""
 
 
 def describe_full_disk(ticket: Ticket) -> str:

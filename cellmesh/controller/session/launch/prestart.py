@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import resource
-import secrets
 import signal
 import socket
 import subprocess
@@ -217,9 +216,7 @@ class Prestart:
                     "list_path": str(learned_list),
                 }
                 json.dump(plan, file)
-            mark = marks.value_of(
-                secrets.token_hex(8), 0
-            )  # each mesh's zygote writes its own in its place
+            mark = marks.free_value()  # each mesh's zygote writes its own in its place
             self._child = subprocess.Popen(
                 isolated_command(
                     "cellmesh.workers.prestart",

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellmesh.controller.session import living, start
+from cellmesh.controller.session import alike, living
+from cellmesh.controller.session.alike import find_same, offer_left
 from cellmesh.controller.session.attach import stop_mesh
 from cellmesh.controller.session.living import (
     FoundMesh,
@@ -36,7 +37,6 @@ from cellmesh.controller.session.standing import (
     summarize,
     with_newest_agents,
 )
-from cellmesh.controller.session.start import find_same, offer_left
 from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire import marks
 from cellmesh.wire.attach import RunInfo, SetAgents, Standing
@@ -67,7 +67,7 @@ def mesh(name: str, held: bool = False, notebook: str = OWN, **fields: Any) -> F
 
 def this_notebook(monkeypatch: pytest.MonkeyPatch, name: str, *meshes: FoundMesh) -> None:
     """Let this process be that of a notebook, and these meshes live."""
-    for module in (living, start):
+    for module in (living, alike):
         monkeypatch.setattr(module, "own_notebook", lambda: name)
     monkeypatch.setattr(living, "find_living", lambda asks: list(meshes))
 
