@@ -12,6 +12,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.environment import SET_BY_MESH
+from cellmesh.workers.groups.group_factory import GLOO_SWITCHES
 from tests.conftest import check_nothing_left, process_named
 
 SECRET = "a word that is written nowhere"
@@ -43,7 +44,7 @@ def test_variables_are_passed_on_and_written_to_no_log(
         environment = mesh[0].run(lambda: dict(os.environ))
         new = {name for name, value in environment.items() if os.environ.get(name) != value}
         users = {"MPLBACKEND", "PLOTLY_RENDERER", "COLUMNS", "LINES", *NAMES}
-        users |= {each.partition("=")[0] for each in READ_AT_BEGIN}
+        users |= {*GLOO_SWITCHES} | {each.partition("=")[0] for each in READ_AT_BEGIN}
         sockets = {name for name in new if name.endswith("_SOCKET_IFNAME")}
         assert new - users - sockets <= SET_BY_MESH
         mesh.restart()
