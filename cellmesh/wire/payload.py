@@ -34,6 +34,10 @@ from .messages import Pickled
 _MAX_TEXT = 1 << 18
 
 
+# Position of `co_filename` among the arguments that make a code object.
+_FILE_NAME = 10
+
+
 class _Lines(tuple[Any, ...]):
     """An entry of `linecache` (size, None for the modification time, lines, file name) with the
     source of a function that was sent.
@@ -141,7 +145,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is types.CodeType:
-            return self._sources.reduce(obj, self.dispatch_table[types.CodeType](obj))
+            make, args = self.dispatch_table[types.CodeType](obj)
+            # cloudpickle 3.1.3 hides the file's name, by which tracebacks find the source.
+            named = (*args[:_FILE_NAME], obj.co_filename, *args[_FILE_NAME + 1 :])
+            return self._sources.reduce(obj, (make, named))
         if self._reducer is not None:
             reduced = self._reducer(obj)
             if reduced is not NotImplemented:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from cellmesh.wire import payload
@@ -52,6 +53,22 @@ def test_tracebacks_have_their_lines_there(typed: dict[str, Any]) -> None:
     text = "".join(traceback.format_exception(caught.value))
     assert all(line in text for line in ("return divide(1)", "return inner()", "return x / 0"))
     assert payload.cell_of(NAME) == 0
+
+
+def test_code_keeps_its_file_name_whatever_cloudpickle_makes_of_it(
+    typed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduce = cloudpickle.Pickler.dispatch_table[types.CodeType]
+
+    def hide(code: types.CodeType) -> Any:
+        make, args = reduce(code)
+        return make, tuple("<dynamic-code>" if each == NAME else each for each in args)
+
+    monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, types.CodeType, hide)
+    arrived = travel(typed["divide"]).__code__
+    inner = next(each for each in arrived.co_consts if isinstance(each, types.CodeType))
+    assert arrived.co_filename == inner.co_filename == NAME
+    assert arrived == typed["divide"].__code__
 
 
 def test_each_text_travels_once(typed: dict[str, Any]) -> None:
