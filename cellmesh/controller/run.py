@@ -240,7 +240,11 @@ class Run(Generic[T]):
             )
         if self._has_failed:  # checked here to save a call for most runs
             self.raise_failure()
-        values = {rank: self._value(rank) for rank in sorted(self.ranks)}
+        outcomes = self._outcomes
+        values = {
+            rank: None if outcomes[rank].verb.payload is None else self._value(rank)
+            for rank in sorted(self.ranks)
+        }
         return values[self.ranks[0]] if self._single else Results(values)
 
     def interrupt(self) -> None:

@@ -421,7 +421,7 @@ class Core:
     ) -> list[Effect]:
         verb, pending = parcel.verb, self.mesh.pending.get(parcel.verb.run)
         if pending is None or pending.is_work:
-            for rank in ranks:
+            for rank in ranks if self.mesh.asking else ():
                 self.mesh.asking.pop(rank, None)
             if isinstance(verb, Failed):
                 self.mesh.held.update(dict.fromkeys(ranks, verb.run))
