@@ -28,15 +28,15 @@ from tests.conftest import check_nothing_left, own_runtime_dir, process_named
 
 NUM_CALLS = 100
 NUM_ROUNDS = 20
-# Python function calls, of libraries too (cloudpickle alone has 67 in a call); the controller's on
-# the caller's thread and on the link's. The controller has 186 and 158 where the agent's receipt
-# arrives together with the ranks' answer: else its loop has one turn or two more. The agent has 62
-# to 87, as messages arrive together or one by one.
+# Python function calls, of libraries too (cloudpickle has 67 more in a call that needs it); the
+# controller's on the caller's thread and on the link's. The controller has 114 and 122 where the
+# agent's receipt arrives together with the ranks' answer: else its loop has one turn or two more.
+# The agent has 62 to 87, as messages arrive together or one by one.
 PYTHON_CALLS = {
-    "call": {"controller": 203, "agent": 87, "rank": 22},
-    "cell": {"controller": 183, "agent": 87, "rank": 56},
+    "call": {"controller": 131, "agent": 87, "rank": 22},
+    "cell": {"controller": 139, "agent": 87, "rank": 56},
 }
-MODULES = {"call": 21, "cell": 21}  # of cellmesh, in the controller
+MODULES = {"call": 20, "cell": 21}  # of cellmesh, in the controller
 # System calls of these threads, but for futexes. Controller and agent need 20 and 15 on a quiet
 # machine; on a busy one ZeroMQ looks at its descriptors more often.
 SYSTEM_CALLS = {
