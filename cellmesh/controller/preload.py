@@ -43,9 +43,8 @@ def _own_project() -> str:
 
 
 def learned_modules(path: Path) -> tuple[str, ...]:
-    """Return the modules that a zygote is to import, from a list."""
-    found = read_preloads(path)
-    return names_to_import(found, found.modules)
+    """Return the modules of a list; a zygote imports those that are not left out."""
+    return tuple(read_preloads(path).modules)
 
 
 def describe_left_out(path: str) -> list[str]:

@@ -36,23 +36,30 @@ from ..wire.preload import (
     is_found_installed,
     is_installed,
     leave_out,
+    names_to_import,
+    read_preloads,
     with_packages,
 )
 from ..wire.process import wait_readable
 from .linux_process import die_with, name_arguments
 
-# Modules that the first cells of most programs import on each rank.
+# Modules that the first cells of most programs import on each rank; and those of torch.compile,
+# which take another 45 MB.
 BUILT_IN = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "torch.distributed.tensor.experimental",
     "torch.distributed.pipelining",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.checkpoint._fsspec_filesystem",
+    "torch.utils.serialization.config",
     "torch._dynamo",
     "torch.distributed.optim",
     "torch.utils.checkpoint",
     "torch.profiler._cupti_monitor",
 )
+FOR_COMPILE = ("torch._dynamo.backends.common", "torch._inductor.compile_fx")
 # Time limit of one module's import.
 _HANGS_S = 60.0
 # Changes that make a process unfit to be forked; torch may make the others (`_surface`).
@@ -60,6 +67,8 @@ _NEVER = ("starts threads", "forks", "uses CUDA")
 # Copies of a zygote that may fail; then it goes on without the stage.
 _MAX_COPIES = 6
 _MAX_MESSAGE_BYTES = 1 << 16
+# Devices that CUDA and ROCm open for good when they are initialized.
+_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # Variables that differ between ranks, or between them and the zygote.
 _OWN = SET_BY_MESH - {marks.VARIABLE, "OPENBLAS_NUM_THREADS"} | {"OMP_NUM_THREADS"}
 
@@ -113,7 +122,10 @@ class Loading:
         hangs_s: float = _HANGS_S,
     ) -> None:
         self.has = Preloaded()
-        self._stages = [stage for stage in stages if stage]
+        known = read_preloads(Path(list_path))
+        self._stages = [
+            names for names in (names_to_import(known, each) for each in stages) if names
+        ]
         self._list_path, self._argument, self._hangs_s = list_path, argument, hangs_s
         self._num_failed = 0
         self._copy = 0  # process id; 0 without a copy
@@ -213,7 +225,7 @@ class Loading:
     def _leave_out(self, name: str, reason: str) -> None:
         stage, *rest = self._stages
         self._num_failed += 1
-        left = [each for each in stage if name not in with_packages(each)]
+        left = tuple(each for each in stage if name not in with_packages(each))
         may_go_on = self._num_failed < _MAX_COPIES and len(left) < len(stage)
         self._stages = [left, *rest] if left and may_go_on else rest
         if name:
@@ -254,15 +266,18 @@ def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) 
         is_of_torch = name.startswith("torch.")
         if not is_of_torch and not is_found_installed(name):
             continue
-        done.append(name)
         if not package:
+            done.append(name)
             continue
         parent.send(json.dumps(("begins", package, "")).encode())
         num_modules = len(sys.modules)
         try:
             importlib.import_module(name)
         except BaseException as error:
+            if isinstance(error, ModuleNotFoundError) and error.name in with_packages(name):
+                continue  # it was uninstalled, or torch is of another version
             _give_up(parent, package, f"raises {type(error).__name__}: {error}"[:300])
+        done.append(name)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         last, now = now, dict(_surface(printed, functions))
@@ -314,10 +329,11 @@ def _surface(
     yield "starts threads", len(os.listdir("/proc/self/task"))
     children = resource.getrusage(resource.RUSAGE_CHILDREN)  # those that have ended
     yield "forks", (children.ru_minflt, _has_children())
-    yield "uses CUDA", torch.cuda.is_initialized()
+    opened = sorted(_opened())
+    yield "uses CUDA", torch.cuda.is_initialized() or any(each in opened for each in _DEVICES)
     yield "reads variables of which each rank has its own, as RANK", _Watched.num_asked
     yield "prints", os.fstat(printed).st_size
-    yield "opens files", len(os.listdir("/proc/self/fd"))
+    yield "opens files", opened
     yield "changes sys.path", tuple(sys.path)
     torchs = tuple(map(os.fsencode, SET_BY_TORCH))
     yield "changes the environment", [each for each in os.environb.items() if each[0] not in torchs]
@@ -337,6 +353,12 @@ def _surface(
     settings = (*defaults, *modes, *speeds, numpy and numpy.geterr())
     yield "configures torch, NumPy or Python", settings
     yield "replaces functions of torch", [space.get(name) for space, name in functions]
+
+
+def _opened() -> Iterator[str]:
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the list itself
+            yield os.readlink(f"/proc/self/fd/{number}")
 
 
 def _has_children() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,9 @@ import pytest
 
 import cellmesh as cm
 from tests.conftest import check_nothing_left, own_runtime_dir, process_named
+
+from .test_preload import wait_until_loaded
+from .test_prestart import prestarting, start, stop
 
 NUM_CALLS = 100
 NUM_ROUNDS = 20
@@ -269,3 +273,87 @@ def check(what: str, unit: str, found: dict[str, int], budget: dict[str, int]) -
     }
     assert all(found.values()), found
     assert not over, f"{unit} of one {what}: {over}"
+
+
+# ---- modules that a rank imports in its first cells, after a warm start
+
+FIRST_CELLS = """%%dist
+import json
+import sys
+import torch.nn.functional as F
+
+def batch(model):
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    return loss
+
+def ddp():
+    batch(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4)))
+
+def fsdp2():
+    from torch.distributed.fsdp import fully_shard
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch(model)
+    optimizer.step()
+    return model, optimizer
+
+def tp():
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    batch(parallelize_module(torch.nn.Linear(4, 4), mesh, ColwiseParallel()))
+
+def pipeline():
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    stage = PipelineStage(torch.nn.Linear(4, 4), rank, world_size, device)
+    schedule = Schedule1F1B(stage, 2, loss_fn=F.mse_loss)
+    schedule.step(*[torch.ones(4, 4)] * (rank == 0), target=torch.ones(4, 4))
+
+def context_parallel():
+    from torch.distributed.tensor.experimental import context_parallel
+
+def checkpoint():
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    for state in get_state_dict(*fsdp2()):
+        dcp.save(state, checkpoint_id=FOLDER)
+        dcp.load(state, checkpoint_id=FOLDER)
+
+def optimizers():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop,
+                 torch.optim.NAdam, torch.optim.LBFGS, torch.optim.Muon, torch.optim.Adafactor):
+        model = torch.nn.Linear(4, 4, bias=False)
+        kind(model.parameters()).step(lambda: batch(model))
+    ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam).step()
+
+def recompute():
+    from torch.utils.checkpoint import checkpoint
+    with torch.autocast("cpu", torch.bfloat16):
+        batch(lambda x: checkpoint(torch.nn.Linear(4, 4), x, use_reentrant=False))
+
+def compile():
+    batch(torch.compile(torch.nn.Linear(4, 4), backend="aot_eager"))
+    from torch._inductor import compile_fx
+
+imported = {}
+for first in (fsdp2, ddp, tp, pipeline, context_parallel, checkpoint, optimizers, recompute,
+              compile):
+    before = set(sys.modules)
+    first()
+    imported[first.__name__] = sorted(set(sys.modules) - before)
+print(json.dumps(imported))
+"""
+# torch.compile's backends import 23 more, which take 13 ms.
+MODULES_OF_FIRST_CELLS = {"compile": 25}
+
+
+def test_modules_of_first_cells(runtime_dir: Path, tmp_path: Path) -> None:
+    with prestarting(tmp_path / "notebook") as notebook:
+        wait_until_loaded()
+        start(notebook)
+        cell = FIRST_CELLS.replace("FOLDER", repr(str(tmp_path / "checkpoint")))
+        imported = json.loads(notebook.run(cell).text().removeprefix("[0-1] "))
+        stop(notebook)
+    for name, modules in imported.items():
+        assert len(modules) <= MODULES_OF_FIRST_CELLS.get(name, 0), (name, modules)
