@@ -54,7 +54,7 @@ AnyRequest = (
     | trace.AnyRequest
 )  # fmt: skip
 
-PROTOCOL = 12
+PROTOCOL = 13
 
 Channel = Literal["work", "control"]
 
