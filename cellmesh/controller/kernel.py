@@ -20,7 +20,8 @@ _LEAVE_S = 0.2
 
 def own_shell() -> Any:
     """Return this process's IPython shell, if any."""
-    interactive = sys.modules.get("IPython")
+    # IPython's package looks for its attributes in Python, this module has the function.
+    interactive = sys.modules.get("IPython.core.getipython") or sys.modules.get("IPython")
     return interactive.get_ipython() if interactive is not None else None
 
 
