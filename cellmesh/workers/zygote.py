@@ -236,8 +236,14 @@ def _make_like_notebook(
     for name in ticket.preload:
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            raise ImportError(f"--preload {name}: {error}") from error
+        except Exception as error:
+            kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+            raise ImportError(f"--preload {name}: {kind}{error}") from error
+        if torch.cuda.is_initialized():
+            raise ImportError(
+                f"--preload {name} uses CUDA, and a process that has done so cannot be forked: "
+                "import that on the ranks instead"
+            )
     gc.freeze()
     return has
 

@@ -126,6 +126,24 @@ def test_a_preload_that_does_not_exist_is_named(runtime_dir: Path) -> None:
     check_nothing_left(runtime_dir)
 
 
+@COLD
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("1 / 0", "--preload bad_one: ZeroDivisionError: division by zero"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "--preload bad_one uses CUDA"),
+    ],
+)
+def test_a_preload_that_cannot_serve_is_named(
+    source: str, reason: str, runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad_one.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MeshUsageError, match=reason):
+        cm.start(1, preload="bad_one")
+    check_nothing_left(runtime_dir)
+
+
 def test_a_start_that_takes_too_long_says_so(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,7 +163,8 @@ class Session:
     def _describe_preloaded(self) -> list[str]:
         report, path = self.ask_host(), self.ticket.learned_list
         text = report.preloaded if report is not None else ""
-        kept = f"; learned in {path}" if path else ""
+        given = f"; --preload {','.join(self.ticket.preload)}" if self.ticket.preload else ""
+        kept = f"{given}; learned in {path}" if path else given
         return [
             (text or "nothing was imported before the fork but torch") + kept,
             *describe_left_out(path),
