@@ -83,7 +83,7 @@ class Agent:
         linux_process.name_process("cellmesh-agent")
 
         self._faults = Faults("the mesh's agent", self._report)
-        self._num_faults = 0  # number at the last call of `_patience_s`
+        self._num_faults = 0  # number at the end of the loop's last turn
         self._start_error: Exception | None = None  # of the latest action that failed
         self._events = Events(self._faults)
         self._processes = Processes(
@@ -113,20 +113,17 @@ class Agent:
         # An import may fail before the controller has attached: keep serving so that it gets the
         # error.
         controller, supervisor = self._controller, self._supervisor
-        due = self._deadline()
+        patience_s: float | None = 0.0
         while supervisor.state != "ended" or controller.is_awaiting_first(time.monotonic()):
-            self._events.wait(0 if controller.may_be_readable else self._patience_s(due))
+            self._events.wait(0.0 if controller.may_be_readable else patience_s)
             if controller.may_be_readable:
                 self._faults.guard(controller.serve)
-            now, due = time.monotonic(), self._deadline()
-            if self._start_error is not None or (due is not None and now >= due):
-                self._tick(now)
-                due = self._deadline()
-
-    def _deadline(self) -> float | None:
-        """Return when `_tick` must be called next; None if no time-out runs."""
-        due, at = self._supervisor.deadline(), self._controller.deadline()
-        return due if at is None or (due is not None and due < at) else at
+            patience_s = self._patience_s()
+            if patience_s == 0.0 or self._start_error is not None:
+                self._tick(time.monotonic())
+                patience_s = self._patience_s()
+            if supervisor.state == "ended" or self._num_faults != self._faults.num:
+                self._num_faults, patience_s = self._faults.num, _PAUSE_S
 
     def _tick(self, now: float) -> None:
         if (error := self._start_error) is not None:  # else the start would never end
@@ -163,12 +160,11 @@ class Agent:
         print(text, file=sys.stderr, flush=True)  # agent.log
         self._controller.send([Parcel(AgentFault(text))])
 
-    def _patience_s(self, due: float | None) -> float | None:
-        if self._supervisor.state == "ended":
-            return _PAUSE_S
-        num_faults, self._num_faults = self._num_faults, self._faults.num
-        least = _PAUSE_S if num_faults != self._num_faults else 0.0
-        return None if due is None else max(least, due - time.monotonic())
+    def _patience_s(self) -> float | None:
+        """Return for how long `_tick` need not be called; None if no time-out runs."""
+        due, at = self._supervisor.deadline(), self._controller.deadline()
+        due = due if at is None or (due is not None and due < at) else at
+        return None if due is None else max(0.0, due - time.monotonic())
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:

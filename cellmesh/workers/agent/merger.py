@@ -43,6 +43,7 @@ class _Slot:
     verb: FromRank
     ranks: list[int]
     buffers: tuple[Frame, ...]
+    since: float
 
 
 @dataclass
@@ -50,9 +51,12 @@ class Merger:
     """Collects messages of ranks, merges equal ones, and keeps the order of each rank's messages;
     returns them for sending when a run's last answer or a failure arrives, else after a short
     delay.
+
+    Slots are numbered for the life of the merger; a number below `_first` is of one that was taken.
     """
 
     _slots: list[_Slot] = field(default_factory=list)
+    _first: int = 0
     _latest_slot: dict[Any, int] = field(default_factory=dict)
     _last_of_rank: dict[int, int] = field(default_factory=dict)
     # Header of plain answers -> numbers of their slots.
@@ -62,22 +66,24 @@ class Merger:
     _bars: dict[int, dict[tuple[int, int], int]] = field(default_factory=dict)
     _bars_due: float | None = None
     _oldest: float | None = None
-    _urgent: bool = False
+    _urgent: int = 0  # how many of the slots, from the first one, must be sent now
 
     def expect(self, run: int, num_ranks: int) -> None:
         """Record how many ranks will answer a run (a cell or call)."""
         self._expected[run] = num_ranks
 
     def forget(self, run: int) -> None:
-        """Reduce by one the number of ranks that will still answer a run, as one has answered or
-        died.
-        """
+        """Reduce by one the number of ranks that will still answer a run, as one has died."""
+        if self._was_last(run):
+            self._urgent = len(self._slots)
+
+    def _was_last(self, run: int) -> bool:
         left = self._expected.get(run, 0)
         if left > 1:
             self._expected[run] = left - 1
         elif left == 1:
             del self._expected[run]
-            self._urgent = True
+        return left == 1
 
     def add(self, rank: int, parcel: Parcel[Any], now: float) -> None:
         """Add a rank's message; merge it with an equal message of other ranks, unless that would
@@ -91,22 +97,20 @@ class Merger:
         self._bars.pop(rank, None)
         if self._oldest is None:
             self._oldest = now
+        is_urgent = kind is Failed
         if kind is Done or kind is Failed:
-            self._urgent |= kind is Failed
-            left = self._expected.get(verb.run)
-            if left is not None and left > 1:
-                self._expected[verb.run] = left - 1
-            elif left is not None:
-                self.forget(verb.run)
-        if not buffers:
-            slot = self._latest_slot.get(verb)
-            if slot is not None and slot > self._last_of_rank.get(rank, -1):
-                self._slots[slot].ranks.append(rank)
-                self._last_of_rank[rank] = slot
-                return
-            self._latest_slot[verb] = len(self._slots)
-        self._last_of_rank[rank] = len(self._slots)
-        self._slots.append(_Slot(verb, [rank], buffers))
+            is_urgent |= self._was_last(verb.run)
+        number = None if buffers else self._latest_slot.get(verb)
+        if number is not None and number > self._last_of_rank.get(rank, -1):
+            self._slots[number - self._first].ranks.append(rank)
+        else:
+            number = self._first + len(self._slots)
+            if not buffers:
+                self._latest_slot[verb] = number
+            self._slots.append(_Slot(verb, [rank], buffers, now))
+        self._last_of_rank[rank] = number
+        if is_urgent:
+            self._urgent = max(self._urgent, number - self._first + 1)
 
     def add_answers(self, rank: int, answers: Answers, now: float) -> None:
         """Add each of a rank's plain answers; if another rank has just sent the same ones, all of
@@ -120,23 +124,24 @@ class Merger:
                 numbers.append(self._last_of_rank[rank])
             return
         self._bars.pop(rank, None)
-        for number in numbers:
-            self._slots[number].ranks.append(rank)
         self._last_of_rank[rank] = numbers[-1]
-        for run in answers.runs:
-            left = self._expected.get(run, 0)
+        for run, number in zip(answers.runs, numbers, strict=True):
+            self._slots[number - self._first].ranks.append(rank)
+            left = self._expected.get(run, 0)  # as `_was_last`
             if left > 1:
                 self._expected[run] = left - 1
-            else:
-                self.forget(run)
+            elif left == 1:
+                del self._expected[run]
+                self._urgent = max(self._urgent, number - self._first + 1)
 
     def _add_bar(self, rank: int, bar: Bar, now: float) -> None:
-        slot = self._bars.setdefault(rank, {}).setdefault((bar.run, bar.bar), len(self._slots))
-        if slot < len(self._slots):
-            self._slots[slot].verb = bar
+        new = self._first + len(self._slots)
+        number = self._bars.setdefault(rank, {}).setdefault((bar.run, bar.bar), new)
+        if number < new:
+            self._slots[number - self._first].verb = bar
             return
-        self._last_of_rank[rank] = slot
-        self._slots.append(_Slot(bar, [rank], ()))
+        self._last_of_rank[rank] = number
+        self._slots.append(_Slot(bar, [rank], (), now))
         if self._bars_due is None:
             self._bars_due = now + HOLD_BARS_S
 
@@ -157,16 +162,25 @@ class Merger:
         return due if self._bars_due is None else min(due, self._bars_due)
 
     def take(self, now: float) -> list[Parcel[Ranked]]:
-        """Remove and return all collected messages if one of them is urgent or has waited long
-        enough (progress bars may wait longer), else return an empty list.
+        """Remove and return all collected messages if one has waited long enough (progress bars may
+        wait longer), those up to the last urgent one if there is any, else an empty list.
         """
         if (due := self.deadline()) is None or now < due:
             return []
-        parcels = [
-            Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers)
-            for slot in self._slots
+        is_old = self._oldest is None or now >= self._oldest + HOLD_S
+        num = len(self._slots) if is_old or self._bars or not self._urgent else self._urgent
+        taken, self._slots = self._slots[:num], self._slots[num:]
+        self._bars, self._bars_due, self._urgent = {}, None, 0
+        if self._slots:
+            for number, slot in enumerate(taken, self._first):
+                if self._latest_slot.get(slot.verb) == number:
+                    del self._latest_slot[slot.verb]
+            least, self._oldest = self._first + num, self._slots[0].since
+            self._slots_of = {key: of for key, of in self._slots_of.items() if of[0] >= least}
+        else:
+            self._latest_slot, self._last_of_rank, self._slots_of = {}, {}, {}
+            self._oldest = None
+        self._first += num
+        return [
+            Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers) for slot in taken
         ]
-        self._slots, self._latest_slot, self._last_of_rank, self._bars = [], {}, {}, {}
-        self._slots_of = {}
-        self._oldest, self._bars_due, self._urgent = None, None, False
-        return parcels

@@ -252,7 +252,10 @@ class Processes:
         if answers is not None and not self.lending.lent:
             if rank in self._printed:
                 self._note_run_end(rank, now)
-            self._faults.guard(self._supervisor.answered, rank, answers, now)
+            try:
+                self._supervisor.answered(rank, answers, now)
+            except Exception as error:
+                self._faults.take(error)
             return
         for parcel in parcels:
             kind = type(parcel.verb)

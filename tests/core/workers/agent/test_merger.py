@@ -72,6 +72,19 @@ def test_a_failure_does_not_wait() -> None:
     assert taken(merger, 0.0) == [((0,), failed())]
 
 
+def test_runs_that_have_not_ended_on_all_ranks_wait_for_their_last_answers() -> None:
+    merger = expecting(1, 2)
+    merger.expect(2, 2)
+    say(merger, 0, Done(1), out("x\n"), Done(2), now=5.0)
+    say(merger, 1, Done(1), now=5.001)
+    assert taken(merger, 5.001) == [((0, 1), Done(1))]
+    assert merger.deadline() == 5.0 + HOLD_S
+    say(merger, 1, out("x\n"), now=5.002)
+    assert taken(merger, 5.002) == []
+    say(merger, 1, Done(2), now=5.003)
+    assert taken(merger, 5.003) == [((0, 1), out("x\n")), ((0, 1), Done(2))]
+
+
 def test_ranks_that_will_never_answer_are_not_waited_for() -> None:
     merger = expecting(1, 3)
     for rank in (0, 1):
