@@ -43,7 +43,7 @@ class MemoryMeter:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._is_cuda = device, device.type == "cuda"
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._execution_count = 0
         self._before = _Reading()
@@ -73,11 +73,10 @@ class MemoryMeter:
         )
 
     def _read(self) -> _Reading:
-        stats = torch.cuda.memory_stats_as_nested_dict(self._device) if self._has_gpu() else None
+        stats = None
+        # If the rank has not used its GPU, a query would initialize CUDA.
+        if self._is_cuda and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         return _Reading(
             os.pread(self._statm, 100, 0), resource.getrusage(resource.RUSAGE_SELF), stats
         )
-
-    def _has_gpu(self) -> bool:
-        """Return whether the rank has used a GPU; if not, a query would initialize CUDA."""
-        return self._device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -206,7 +206,8 @@ class RankShell(InteractiveShell):
             execution_count: the notebook's ``In[n]``.
             quiet: whether to drop the value of a last expression.
         """
-        self.execution_count = execution_count
+        # As `self.execution_count = execution_count`, without the checks of a trait (eight calls).
+        self._trait_values["execution_count"] = execution_count
         self.cell_source, self.quiet_cell = source, quiet
         shown: list[BaseException] = []
         self._shown = shown
