@@ -35,17 +35,17 @@ NUM_ROUNDS = 20
 # Python function calls, of libraries too (cloudpickle has 67 more in a call that needs it); the
 # controller's on the caller's thread and on the link's. The controller has 114 and 122 where the
 # agent's receipt arrives together with the ranks' answer: else its loop has one turn or two more.
-# The agent has 62 to 87, as messages arrive together or one by one.
+# The agent has 73 where messages arrive one by one.
 PYTHON_CALLS = {
-    "call": {"controller": 131, "agent": 87, "rank": 22},
-    "cell": {"controller": 139, "agent": 87, "rank": 56},
+    "call": {"controller": 131, "agent": 79, "rank": 20},
+    "cell": {"controller": 139, "agent": 79, "rank": 45},
 }
 MODULES = {"call": 20, "cell": 21}  # of cellmesh, in the controller
 # System calls of these threads, but for futexes. Controller and agent need 20 and 15 on a quiet
 # machine; on a busy one ZeroMQ looks at its descriptors more often.
 SYSTEM_CALLS = {
-    "call": {"controller": 26, "agent": 20, "rank": 5},
-    "cell": {"controller": 26, "agent": 20, "rank": 9},
+    "call": {"controller": 26, "agent": 20, "rank": 4},
+    "cell": {"controller": 26, "agent": 20, "rank": 8},
 }
 # Read by every interpreter that starts: the agent's counts from one order that it relays to the
 # next.
