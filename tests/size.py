@@ -218,7 +218,7 @@ FEATURES = (
     ),
     Feature(
         "process groups",
-        2220,
+        2230,
         "wire/groups.py workers/groups/",
     ),
     Feature(

@@ -69,8 +69,22 @@ class InterruptibleStore(Store):
         return bytes(self._ask(lambda client: client.get(key)))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        limit_s = (timeout or self._timeout).total_seconds()
-        self.waits.until(lambda: self.check(keys), limit_s, f"keys: {', '.join(keys)}")
+        limit_s, awaited = (timeout or self._timeout).total_seconds(), keys
+
+        def are_there() -> bool:
+            # Look for one missing key until it is there: hundreds of ranks that each look for the
+            # keys of all others would slow each other.
+            nonlocal awaited
+            while self.check(awaited):
+                if len(awaited) == len(keys):
+                    return True
+                awaited = keys
+            while len(awaited) > 1:
+                half = awaited[: len(awaited) // 2]
+                awaited = awaited[len(half) :] if self.check(half) else half
+            return False
+
+        self.waits.until(are_there, limit_s, f"keys: {', '.join(keys)}")
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         self.wait(keys, self._timeout)

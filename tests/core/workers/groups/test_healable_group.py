@@ -231,6 +231,27 @@ def test_a_store_that_cannot_be_reached_is_named(store: MeshStore) -> None:
         store.wait(["key"], timedelta(seconds=1))
 
 
+@pytest.mark.parametrize("num_keys", [100, 400])
+def test_a_wait_for_many_keys_looks_for_one_that_is_missing(
+    num_keys: int, store: MeshStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [str(number) for number in range(num_keys)]
+    late, looks = keys[num_keys // 3], list[int]()
+    there = set(keys) - {late}
+
+    def check(asked: list[str]) -> bool:
+        looks.append(len(asked))
+        if looks[-3:] == [1, 1, 1]:
+            there.add(late)
+        return there >= set(asked)
+
+    monkeypatch.setattr(store, "check", check)
+    store.wait(keys, timedelta(seconds=5))
+    assert looks[-1] == num_keys
+    assert 1 in looks
+    assert sum(looks) < 4 * num_keys
+
+
 def test_ranks_that_gather_do_not_poll_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     stores = [MeshStore("127.0.0.1", server.port) for _ in range(3)]
