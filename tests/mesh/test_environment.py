@@ -58,6 +58,16 @@ def test_variables_are_passed_on_and_written_to_no_log(
     check_nothing_left(runtime_dir)
 
 
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_groups_are_connected_at_once_whatever_the_environment_asks_for(
+    num_ranks: int, runtime_dir: Path
+) -> None:
+    with cm.start(num_ranks, env="TORCH_GLOO_LAZY_INIT=1") as mesh:
+        count = mesh[0].run(lambda: len(__import__("torch").distributed.group.WORLD.sockets))
+        assert count == num_ranks - 1
+    check_nothing_left(runtime_dir)
+
+
 def test_a_restart_takes_variables_and_the_working_directory_that_have_changed(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

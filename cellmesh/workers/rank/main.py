@@ -302,7 +302,9 @@ def _set_environment(options: RankOptions) -> None:
     choose_displays()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", options.interface)
     for switch in GLOO_SWITCHES:
-        os.environ.setdefault(switch, "0")
+        os.putenv(switch, os.environ.get(switch, "0"))
+    # Else a rank could wait for a peer without a connection, and not be released.
+    os.putenv("TORCH_GLOO_LAZY_INIT", "0")
     # For TensorPipe, the transport of torch.distributed.rpc.
     os.environ.setdefault("TP_SOCKET_IFNAME", options.interface)
     if options.group_world_size > 1:
