@@ -220,14 +220,17 @@ def test_the_first_zygote_is_a_fork_that_inherits_nothing_of_the_agent(
 
 
 @COLD
-@pytest.mark.parametrize("step", ["Session.__init__", "Session.wait_until_ready"])
+@pytest.mark.parametrize(
+    "step",
+    ["start._import_session", "session.Session.__init__", "session.Session.wait_until_ready"],
+)
 def test_a_start_that_is_interrupted_leaves_nothing(
     step: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*args: object, **kwargs: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"cellmesh.controller.session.session.{step}", interrupt)
+    monkeypatch.setattr(f"cellmesh.controller.session.{step}", interrupt)
     with pytest.raises(KeyboardInterrupt):
         cm.start(1)
     check_nothing_left(runtime_dir)

@@ -74,7 +74,7 @@ def start(
     patience_s = math.inf if timeout_s is None and checked.launch in INVITING else limit_s
     ticket, launcher, end = _launch(checked, patience_s, on_progress)
     try:
-        # Only now: these imports take as long as a quarter of torch's, which is imported meanwhile.
+        # Only now: these imports take as long as a quarter of torch's, which is being imported.
         from ...wire.marks import end_dead_meshes
         from ...wire.modules import loaded
         from ..mesh import Mesh
@@ -118,6 +118,13 @@ def read_options(given: Mapping[str, Any]) -> Options:
     if checked.is_lease_chosen or own_kernel() is None:
         return checked
     return msgspec.structs.replace(checked, lease_s=NOTEBOOK_LEASE_S)
+
+
+def _import_session() -> None:
+    """Import the modules that a launch does not need, which takes a quarter of an import of torch:
+    in the time in which an interpreter begins for the agent.
+    """
+    from .. import mesh  # noqa: F401
 
 
 def _bring_code(session: Session, timeout_s: float) -> None:
@@ -178,5 +185,5 @@ def _launch(
                 launcher = forked(ticket, prestart)
                 return ticket, launcher, launcher.start()
     ticket = make_ticket(options)
-    launcher = spawned(ticket)
+    launcher = spawned(ticket, _import_session)
     return ticket, launcher, launcher.start()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -267,9 +267,13 @@ def command_of(ticket: Ticket) -> list[str]:
     return isolated_command("cellmesh.workers.agent.guardian", str(ticket.path))
 
 
-def spawned(ticket: Ticket) -> LocalAgent:
+def spawned(ticket: Ticket, while_it_begins: Callable[[], object]) -> LocalAgent:
     """Start an agent with a new interpreter in a new session, because Jupyter signals the
     kernel's process group.
+
+    Args:
+        ticket: ticket of the mesh.
+        while_it_begins: called once, before this waits for the interpreter to fork the agent.
 
     Raises:
         HostError: the agent could not be started; the ticket's directory is removed.
@@ -286,6 +290,7 @@ def spawned(ticket: Ticket) -> LocalAgent:
                 start_new_session=True,
             )
         with guardian.stdout:  # type: ignore[union-attr]
+            while_it_begins()
             pids = guardian.stdout.readline().split()  # type: ignore[union-attr]
         launcher = LocalAgent(ticket, _living(int(pids[1])), _living(guardian.pid))
         # The mesh may outlive its use by this process: a thread reaps the guardian at its end.
