@@ -193,6 +193,7 @@ KEEPS: dict[str, Callable[[cm.Mesh], Read]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:This process")  # as it forks beside threads
 @pytest.mark.parametrize("way", KEEPS)
 def test_memory_that_the_notebook_uses_is_not_written_again(quick: cm.Mesh, way: str) -> None:
     mesh = quick

@@ -16,6 +16,7 @@ from cellmesh.wire import limits, segment_pool, segments
 from cellmesh.wire.segment_pool import MAX_SEGMENTS, SegmentPool
 from cellmesh.wire.segments import SegmentFrame, map_joined, map_private, open_segment
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process")  # pytest may have threads
 SIZE = 1 << 20
 
 
