@@ -27,14 +27,17 @@ def script_of(notebook: Path) -> Path:
 
 @contextlib.contextmanager
 def runtime_directory_of_a_test() -> Iterator[Path]:
-    """A runtime directory: no file may be left in it, no process that was given it."""
+    """A runtime directory: no process that was given it may be left, and no file in it but the list
+    of modules to preload.
+    """
     with own_runtime_dir() as directory:
         assert runtime_root() == directory / "cellmesh"
         yield directory
         _, running = psutil.wait_procs(_started_with(directory), timeout=LEFTOVER_S)
         assert running == []
-        left = [str(path) for path in directory.rglob("*") if path != runtime_root()]
-        assert left == []
+        learned = directory / "cellmesh-preload"
+        kept = {runtime_root(), learned, *learned.glob("*.json")}
+        assert {*directory.rglob("*")} - kept == set()
 
 
 def _started_with(directory: Path) -> list[psutil.Process]:
