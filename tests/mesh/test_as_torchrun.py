@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -101,3 +102,16 @@ def test_signs_of_a_notebook_are_those_that_help(mesh: cm.Mesh) -> None:
     assert {question: set(mesh.pull(question).list) for question in ASKED} == {
         question: {answer} for question, answer in ASKED.items()
     }
+
+
+def test_ranks_draw_as_processes_of_their_own(mesh: cm.Mesh) -> None:
+    def seed() -> int:
+        import torch
+
+        return torch.initial_seed()
+
+    fixed = 67280421310721  # in older versions of torch, of each process
+    command = [sys.executable, "-c", "import torch; print(torch.initial_seed())"]
+    own = int(subprocess.check_output(command))
+    seeds = mesh.run(seed).list
+    assert set(seeds) == {fixed} if own == fixed else len(set(seeds)) == len(seeds) > 1

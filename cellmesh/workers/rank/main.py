@@ -59,6 +59,10 @@ from .value_transfer import NotebookClasses, SegmentLink
 _CODEC = at_rank_for_work()
 
 
+# The seed that each process has in older versions of torch; in newer ones, it is a random number.
+_FIXED_SEED = 67280421310721
+
+
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that a rank is forked with: its number, the mesh, and the store's address."""
 
@@ -321,5 +325,7 @@ def choose_displays() -> None:
 def _reseed() -> None:
     """Reseed random generators, as forked ranks would otherwise share the zygote's state."""
     random.seed()
+    if torch.initial_seed() != _FIXED_SEED:
+        torch.default_generator.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
