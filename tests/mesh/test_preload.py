@@ -9,13 +9,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
 from cellmesh.controller.session.living import find_waiting
-from cellmesh.wire.preload import read_preloads
+from cellmesh.wire.preload import change_preloads, learn, list_path, read_preloads
 from cellmesh.wire.ticket import runtime_root
 from tests.conftest import check_nothing_left
 
@@ -212,15 +213,21 @@ def test_ranks_report_installed_modules_and_those_that_user_code_names(tmp_path:
     assert (num_frames, is_shown) == (2, False), "tracebacks show no frame of the clock"
 
 
-def wait_until_loaded() -> psutil.Process:
-    """Wait until the waiting process, or a copy in its place, has all of its modules."""
+def wait_until_loaded(
+    title: str = "cellmesh-preloaded-all", of_parent: Sequence[str] = ()
+) -> psutil.Process:
+    """Wait until the waiting process, or a copy in its place, has all of its modules; or for a copy
+    of this title whose parent has another.
+    """
     (process,) = find_waiting(runtime_root())
     deadline = time.monotonic() + WAIT_S
     while True:
         assert time.monotonic() < deadline, "the modules were not loaded"
         for copy in process.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if copy.cmdline()[:1] == ["cellmesh-preloaded-all"]:
+                parent = copy.parent()
+                own = parent.cmdline()[:1] if parent is not None else []
+                if copy.cmdline()[:1] == [title] and own == list(of_parent or own):
                     return copy
         psutil.wait_procs(process.children(), timeout=0.05)
 
@@ -232,6 +239,26 @@ def test_what_a_copy_has_replaced_serves_again(runtime_dir: Path, tmp_path: Path
         psutil.wait_procs([copy], timeout=WAIT_S)
         start(notebook)
         assert notebook.run("%%dist\nimport sys").status == "ok"
+        stop(notebook)
+
+
+def test_a_start_does_not_wait_for_a_module_that_takes_long(
+    runtime_dir: Path, tmp_path: Path, packages: Path
+) -> None:
+    (packages / "takes_long.py").write_text("import time\ntime.sleep(1000)")
+    own = tmp_path / "notebook"
+    change_preloads(list_path(str(own)), lambda found: learn(found, "", {"takes_long": 1.0}))
+    with prestarting(own) as notebook:
+        wait_until_loaded("cellmesh-preloads", ["cellmesh-preloaded"])
+        start(notebook)
+        have = "%%dist\nimport sys\nprint({'torch._dynamo', 'takes_long'} & sys.modules.keys())"
+        assert notebook.run(have).text() == "[0-1] {'torch._dynamo'}\n"
+        stop(notebook)
+        (process,) = find_waiting(runtime_root())
+        copies = process.children(recursive=True)
+        process.kill()
+        assert not psutil.wait_procs(copies, timeout=WAIT_S)[1], "copies outlive what they replace"
+        start(notebook)
         stop(notebook)
 
 
