@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1170,
+        1180,
         "wire/",
     ),
     Feature(
@@ -203,7 +203,7 @@ FEATURES = (
     ),
     Feature(
         "agent",
-        2097,
+        2175,
         "workers/agent/ workers/linux_process.py",
     ),
     Feature(
@@ -213,7 +213,7 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        2019,
+        2022,
         "workers/",
     ),
     Feature(
