@@ -103,7 +103,7 @@ class Preloading:
         total_s = sum(took_s[name] for name in names)
         if total_s < _LONG_S:
             return ""
-        next_one = "the next kernel has it" if own_kernel() is not None else "the next run has it"
+        next_one = "the next kernel" if own_kernel() is not None else "the next run"
         return f"`--preload {','.join(names)}` would save {total_s:.1f} s on each rank" + (
-            f"; {next_one} without being asked" if self._path else ""
+            f"; {next_one} preloads by itself what it may" if self._path else ""
         )

@@ -35,7 +35,7 @@ def test_advice_names_what_it_saves_once(path: Path) -> None:
     long = imports(1, "big", "small", inner=2.0, big=4.0, small=0.01)
     assert preloading.take([0], long, 2) == ""
     assert preloading.take([1], long, 2) == (
-        "`--preload big` would save 4.0 s on each rank; the next run has it without being asked"
+        "`--preload big` would save 4.0 s on each rank; the next run preloads by itself what it may"
     )
     assert [preloading.take([rank], long, 2) for rank in (0, 1)] == ["", ""]  # restarted
     assert Preloading("", 1).take([0, 1], long, 2).endswith("on each rank")
