@@ -78,7 +78,7 @@ def _transformer() -> TransformerManager:
 # What IPython might transform in a cell. IPython tokenizes each cell in Python, which takes longer
 # than the compiler.
 _MAY_BE_SPECIAL = re.compile(
-    r"\A\s|^[ \t]+$|^[ \t]*(?:>>>|\.\.\.|[%!?,;/])|=\s*[%!]|\?|In \["
+    r"\A\s|^[ \t]+$|^[^\S\n]*(?:>>>|\.\.\.|[%!?,;/])|=\s*[%!]|\?|In \["
     r"|[\r\v\f\x1c-\x1e\x85\u2028\u2029]",
     re.MULTILINE,
 )
@@ -113,6 +113,9 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
     return Cell(source, transformed, form)
 
 
+_CONTINUED = re.compile(r"\\\r?\n")
+
+
 def _form_of(transformed: str, name: str) -> CellForm:
     """Return the compiler's mode for a cell, with which each rank compiles it at once: otherwise it
     first parses the cell, to find its last expression.
@@ -132,7 +135,8 @@ def _form_of(transformed: str, name: str) -> CellForm:
         return ""
     if not (body and isinstance(body[-1], ast.Expr)):
         return "exec"
-    return "single" if len(body) == 1 else ""
+    # With "single", a continued line without code after the expression would be a second statement.
+    return "single" if len(body) == 1 and not _CONTINUED.search(transformed) else ""
 
 
 # One line, after comments, that begins with a word.

@@ -8,7 +8,7 @@ import types
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from IPython.core.inputtransformer2 import TransformerManager
 
@@ -52,6 +52,7 @@ PIECES = st.sampled_from([
 
 @pytest.mark.filterwarnings("ignore:`make_tokens_by_line`")
 @given(st.lists(PIECES, max_size=8).map("".join))
+@example("x\n\xa0>>> y")
 def test_a_cell_is_transformed_as_by_ipython(source: str) -> None:
     expected = None
     with contextlib.suppress(SyntaxError, IndexError):  # IPython's own, at "a = %"
@@ -76,6 +77,7 @@ FORMS = {
     "# %%dist\nf(x)  # it\n\n# end": "single",
     "'doc'": "single",
     "x = 1\nx": "",
+    "x\n\\\n# end": "",
     "x; y": "",
 }
 
