@@ -167,7 +167,8 @@ class Pump:
     def _flush(self, and_post: bool = True) -> None:
         self._is_due = False
         if self._pieces:
-            pieces = [self._pieces.popleft() for _ in range(len(self._pieces))]
+            # A signal handler of user code may print, and so flush, between any two of them.
+            pieces = [self._pieces.popleft() for _ in range(len(self._pieces)) if self._pieces]
             self._num_gathered = 0
             now = time.monotonic()
             self._flushed_at = now

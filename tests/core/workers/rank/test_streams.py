@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import threading
 from collections.abc import Callable, Iterator
@@ -68,6 +69,18 @@ def in_thread(function: Callable[[], None]) -> None:
 
 
 # ---- order
+
+
+def test_a_signal_handler_may_flush_in_the_middle_of_a_flush(rank: Rank) -> None:
+    class Pieces(collections.deque[Any]):
+        def popleft(self) -> Any:
+            piece = super().popleft()
+            rank.out.flush()  # a signal handler runs here
+            return piece
+
+    rank.pump._pieces = Pieces([(1, "stdout", "a\n"), (1, "stdout", "b\n")])
+    rank.end(1)
+    assert sorted(rank.text(1).split()) == ["a", "b"]
 
 
 def test_the_first_line_goes_out_at_once_and_the_others_when_flushed(rank: Rank) -> None:
