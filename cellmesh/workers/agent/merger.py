@@ -62,6 +62,8 @@ class Merger:
     # Header of plain answers -> numbers of their slots.
     _slots_of: dict[bytes, list[int]] = field(default_factory=dict)
     _expected: dict[int, int] = field(default_factory=dict)
+    # Run -> number of the latest slot of its answers, which need not be equal.
+    _last_answer: dict[int, int] = field(default_factory=dict)
     # Rank -> (run, bar) -> slot of its state, which the next state replaces.
     _bars: dict[int, dict[tuple[int, int], int]] = field(default_factory=dict)
     _bars_due: float | None = None
@@ -97,9 +99,8 @@ class Merger:
         self._bars.pop(rank, None)
         if self._oldest is None:
             self._oldest = now
-        is_urgent = kind is Failed
-        if kind is Done or kind is Failed:
-            is_urgent |= self._was_last(verb.run)
+        is_answer = kind is Done or kind is Failed
+        is_urgent = (is_answer and self._was_last(verb.run)) or kind is Failed
         number = None if buffers else self._latest_slot.get(verb)
         if number is not None and number > self._last_of_rank.get(rank, -1):
             self._slots[number - self._first].ranks.append(rank)
@@ -107,10 +108,12 @@ class Merger:
             number = self._first + len(self._slots)
             if not buffers:
                 self._latest_slot[verb] = number
+            if is_answer:
+                self._last_answer[verb.run] = number
             self._slots.append(_Slot(verb, [rank], buffers, now))
         self._last_of_rank[rank] = number
         if is_urgent:
-            self._urgent = max(self._urgent, number - self._first + 1)
+            self._urgent = max(self._urgent, self._last_answer[verb.run] - self._first + 1)
 
     def add_answers(self, rank: int, answers: Answers, now: float) -> None:
         """Add each of a rank's plain answers; if another rank has just sent the same ones, all of
@@ -132,7 +135,7 @@ class Merger:
                 self._expected[run] = left - 1
             elif left == 1:
                 del self._expected[run]
-                self._urgent = max(self._urgent, number - self._first + 1)
+                self._urgent = max(self._urgent, self._last_answer[run] - self._first + 1)
 
     def _add_bar(self, rank: int, bar: Bar, now: float) -> None:
         new = self._first + len(self._slots)
@@ -177,8 +180,10 @@ class Merger:
                     del self._latest_slot[slot.verb]
             least, self._oldest = self._first + num, self._slots[0].since
             self._slots_of = {key: of for key, of in self._slots_of.items() if of[0] >= least}
+            self._last_answer = {run: at for run, at in self._last_answer.items() if at >= least}
         else:
             self._latest_slot, self._last_of_rank, self._slots_of = {}, {}, {}
+            self._last_answer = {}
             self._oldest = None
         self._first += num
         return [

@@ -66,6 +66,22 @@ def test_once_all_have_answered_nothing_waits() -> None:
     assert taken(merger, 0.0) == [((0, 1), Done(1))]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_no_answer_waits_if_the_last_one_equals_an_earlier_one(at_once: bool) -> None:
+    merger, done = expecting(1, 3), Parcel(Done(1))
+    answers = find_answers(bytes(encode([done])[0]), [done])
+    assert answers is not None
+    value = Done(1, Pickled(b"value"))
+    for rank in (0, 1, 2):
+        if rank == 1:
+            say(merger, rank, value)
+        elif at_once:
+            merger.add_answers(rank, answers, 0.0)
+        else:
+            say(merger, rank, Done(1))
+    assert taken(merger, 0.0) == [((0, 2), Done(1)), ((1,), value)]
+
+
 def test_a_failure_does_not_wait() -> None:
     merger = expecting(1, 4)
     say(merger, 0, failed())
