@@ -208,7 +208,7 @@ FEATURES = (
     ),
     Feature(
         "zygote",
-        230,
+        252,
         "workers/zygote.py",
     ),
     Feature(

@@ -45,7 +45,7 @@ from .linux_process import die_with, name_arguments
 
 # Modules that the first cells of most programs import on each rank; and those of torch.compile,
 # which take another 45 MB.
-BUILT_IN = (
+_BUILT_IN = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.distributed.tensor.experimental",
@@ -59,7 +59,7 @@ BUILT_IN = (
     "torch.utils.checkpoint",
     "torch.profiler._cupti_monitor",
 )
-FOR_COMPILE = ("torch._dynamo.backends.common", "torch._inductor.compile_fx")
+_FOR_COMPILE = ("torch._dynamo.backends.common", "torch._inductor.compile_fx")
 # Time limit of one module's import.
 _HANGS_S = 60.0
 # Changes that make a process unfit to be forked; torch may make the others (`_surface`).
@@ -101,6 +101,15 @@ class Preloaded:
         )
 
 
+def list_stages(learned: Iterable[str]) -> list[Sequence[str]]:
+    """Return the stages of a zygote's imports after torch.
+
+    Args:
+        learned: names of modules that the project's ranks import.
+    """
+    return [_BUILT_IN, (*learned, *_FOR_COMPILE)]
+
+
 class Loading:
     """Imports stages of modules, each in a copy of this process that takes its place.
 
@@ -109,9 +118,10 @@ class Loading:
         list_path: list of the project, in which modules that cannot be preloaded are noted.
         argument: argument in the copies' command lines that shows whose they are.
         hangs_s: time limit of one module's import, in seconds.
+        has: the modules that this process has imported.
 
     Attributes:
-        has: the modules that this process has imported.
+        has: likewise, with those of the stages.
     """
 
     def __init__(
@@ -120,12 +130,12 @@ class Loading:
         list_path: str,
         argument: str,
         hangs_s: float = _HANGS_S,
+        has: Preloaded | None = None,
     ) -> None:
-        self.has = Preloaded()
+        self.has = has or Preloaded()
         known = read_preloads(Path(list_path))
-        self._stages = [
-            names for names in (names_to_import(known, each) for each in stages) if names
-        ]
+        possible = (names_to_import(known, each) for each in stages)
+        self._stages = [names for names in possible if not sys.modules.keys() >= {*names}]
         self._list_path, self._argument, self._hangs_s = list_path, argument, hangs_s
         self._num_failed = 0
         self._copy = 0  # process id; 0 without a copy
@@ -168,10 +178,15 @@ class Loading:
         elif kind == "complete":
             return self._hand_over(pids)
         else:
-            os.kill(self._copy, signal.SIGKILL)
-            self._forget_copy()
+            self.drop_copy()
             self._leave_out(name, text)
         return None
+
+    def drop_copy(self) -> None:
+        """End the copy, if there is one; `go_on` then makes another."""
+        if self._connection is not None:
+            os.kill(self._copy, signal.SIGKILL)
+            self._forget_copy()
 
     def finish(self) -> None:
         """Import all stages; in the end, this process serves or has ended. Blocks."""

@@ -37,7 +37,7 @@ from .linux_process import (
     receive_descriptors,
     run_and_exit,
 )
-from .preload import BUILT_IN, FOR_COMPILE, Loading
+from .preload import Loading, list_stages
 from .zygote import Imported, import_all
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _set_policy(policy: int) -> None:
 def _plan(argument: str) -> Loading:
     """Return the modules to load, as the kernel has written them to descriptor 0."""
     plan = json.loads(Path("/proc/self/fd/0").read_bytes())
-    stages = [BUILT_IN, [*plan["learned"], *FOR_COMPILE]] if plan["is_preloaded"] else []
+    stages = list_stages(plan["learned"]) if plan["is_preloaded"] else []
     return Loading(stages, plan["list_path"], argument)
 
 

@@ -39,11 +39,12 @@ from ..wire.ticket import Ticket, read_ticket
 from .linux_process import (
     PROGRAM,
     die_with,
+    live_on,
     name_process,
     receive_descriptors,
     run_and_exit,
 )
-from .preload import Loading, Preloaded
+from .preload import Loading, Preloaded, list_stages
 
 if TYPE_CHECKING:
     from .rank.main import RankOptions
@@ -63,6 +64,9 @@ MAX_RANKS_A_MESSAGE = 50
 _AGENT_END_S = 5.0
 # Time limit of the import of a learned module while the start of a mesh waits for it.
 _HANGS_S = 10.0
+# From the last request until the zygote imports more, which ranks of a restart or heal then have:
+# short scripts do not pay for it.
+_IDLE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -125,11 +129,12 @@ class ZygoteFailed(msgspec.Struct, frozen=True, tag=True):
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
     """The zygote's answer to a request to fork: the pids in the order of the request, 0 for a
-    process that could not be forked; `problem`: why not.
+    process that could not be forked; `problem`: why not; `preloaded`: see `ZygoteReady`.
     """
 
     pids: list[int]
     problem: str = ""
+    preloaded: str = ""
 
 
 Request = ForkRanks | ForkStore | ChangeSurroundings
@@ -169,7 +174,8 @@ def serve_agent(descriptor: int, ticket_path: str, imported: Imported | None = N
         raise
     num_threads = len(os.listdir("/proc/self/task"))
     _tell(agent, ZygoteReady(num_gpus, num_threads, has.describe()))
-    _serve(agent, shell)
+    stages = list_stages(ticket.learned) if ticket.learned_list else []
+    _serve(agent, shell, Loading(stages, ticket.learned_list, str(ticket.path), has=has))
     _tidy_up(ticket)
 
 
@@ -266,10 +272,21 @@ def _count_gpus(ticket: Ticket) -> int:
     return num_gpus
 
 
-def _serve(agent: socket.socket, shell: RankShell) -> None:
-    """Fork processes on the agent's requests, until the agent's socket closes."""
-    decoder = msgspec.msgpack.Decoder(Request)
+def _serve(agent: socket.socket, shell: RankShell, loading: Loading) -> None:
+    """Fork processes on the agent's requests, until the agent's socket closes; import more modules
+    between them.
+    """
+    decoder, pause_s = msgspec.msgpack.Decoder(Request), _IDLE_S
     while True:
+        numbers = (agent.fileno(), *loading.descriptors())
+        if agent.fileno() not in wait_readable(numbers, min(loading.limits(pause_s), default=None)):
+            outcome = loading.go_on()
+            if isinstance(outcome, int):  # the copy has served until now
+                os._exit(os.waitstatus_to_exitcode(outcome) & 0xFF)
+            if outcome is not None:  # this is the copy
+                pause_s = 0.0
+                gc.freeze()
+            continue
         try:
             data, descriptors = receive_descriptors(
                 agent, _MAX_MESSAGE_BYTES, DESCRIPTORS_A_RANK * MAX_RANKS_A_MESSAGE
@@ -289,6 +306,7 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
                     pairs = zip(options, own, strict=True)
                     starts = [functools.partial(_start_rank, *pair, shell) for pair in pairs]
                 case ChangeSurroundings(changes):
+                    loading.drop_copy()  # it lacks the change
                     _change_surroundings(changes)
                     continue
                 case ForkStore():
@@ -299,7 +317,7 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
             forked = Forked([], f"{type(error).__name__}: {error}")
         for number in descriptors:
             os.close(number)
-        _tell(agent, forked)
+        _tell(agent, msgspec.structs.replace(forked, preloaded=loading.has.describe()))
 
 
 def _change_surroundings(changes: Surroundings) -> None:
@@ -423,6 +441,7 @@ def _tidy_up(ticket: Ticket) -> None:
     """Wait for the agent's death, then end the mesh's remaining processes and remove its directory.
     The guardian does the same, unless it was killed, too.
     """
+    live_on()  # this may be a copy, whose parent is ended below
     # Another process has removed the directory, or the agent has not completed the ticket yet.
     with contextlib.suppress(HostError, OSError):
         ticket = read_ticket(ticket.path)  # completed by the agent since

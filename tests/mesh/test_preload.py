@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+import cellmesh
 from cellmesh.controller.session.living import find_waiting
 from cellmesh.wire.preload import change_preloads, learn, list_path, read_preloads
-from cellmesh.wire.ticket import runtime_root
+from cellmesh.wire.ticket import read_ticket, runtime_root
 from tests.conftest import check_nothing_left
 
 from .test_prestart import prestarting, start, stop
@@ -214,12 +215,14 @@ def test_ranks_report_installed_modules_and_those_that_user_code_names(tmp_path:
 
 
 def wait_until_loaded(
-    title: str = "cellmesh-preloaded-all", of_parent: Sequence[str] = ()
+    title: str = "cellmesh-preloaded-all",
+    of_parent: Sequence[str] = (),
+    process: psutil.Process | None = None,
 ) -> psutil.Process:
-    """Wait until the waiting process, or a copy in its place, has all of its modules; or for a copy
-    of this title whose parent has another.
+    """Wait until a process (the waiting one by default), or a copy in its place, has all of its
+    modules; or for a copy of this title whose parent has another.
     """
-    (process,) = find_waiting(runtime_root())
+    process = process or find_waiting(runtime_root())[0]
     deadline = time.monotonic() + WAIT_S
     while True:
         assert time.monotonic() < deadline, "the modules were not loaded"
@@ -351,4 +354,31 @@ def test_a_script_has_what_its_last_run_imported(
     assert run() == [["of_all", "ends"]] * 2
     (packages / "ends.py").write_text("import os; os._exit(0)")
     assert run("again") == [["of_all"]] * 2
+    check_nothing_left(runtime_dir)
+
+
+@pytest.mark.timeout(WAIT_S * 2)
+def test_a_zygote_that_began_with_torch_alone_imports_the_rest_for_later_ranks(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look() -> tuple[bool, str | None, str]:
+        import os
+        import sys
+
+        return "torch.distributed.fsdp" in sys.modules, os.environ.get("X_Y"), os.getcwd()
+
+    monkeypatch.chdir(tmp_path)
+    with cellmesh.start(2, prestart=False) as mesh:
+        session = mesh.rank_set.session
+        assert mesh.run(look).list == [(False, None, str(tmp_path))] * 2
+        monkeypatch.setenv("X_Y", "later")
+        agent = psutil.Process(read_ticket(session.ticket.path).agent_pid)
+        copy = wait_until_loaded("cellmesh-preloads", process=agent)
+        mesh.restart()  # with the change, which the copy lacks
+        assert mesh.run(look).list == [(False, "later", str(tmp_path))] * 2
+        psutil.wait_procs([copy], timeout=WAIT_S)
+        wait_until_loaded(process=agent)
+        mesh.restart()
+        assert mesh.run(look).list == [(True, "later", str(tmp_path))] * 2
+        assert "parts of torch" in "".join(session.describe_transitions())
     check_nothing_left(runtime_dir)

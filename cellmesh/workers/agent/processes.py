@@ -71,7 +71,6 @@ class Processes:
     _zygote: ZygoteClient | None  # initially the first one
 
     def __post_init__(self) -> None:
-        self.preloaded = ""  # sentence for users on modules that the zygote has imported
         self._decode = at_agent_from_rank().decode
         # The last plain answers by their headers, as other ranks mostly send equal ones.
         self._answers: dict[bytes, Answers] = {}
@@ -401,6 +400,11 @@ class Processes:
         if self._sys_path is not None:
             zygote.import_from(self._sys_path)
 
+    @property
+    def preloaded(self) -> str:
+        """Sentence for users on the modules that ranks have had from the zygote."""
+        return "" if self._zygote is None else self._zygote.preloaded
+
     def import_from(self, places: Sequence[str]) -> None:
         """Set the directories of the user's modules from which ranks of a mesh on many hosts
         import.
@@ -413,7 +417,7 @@ class Processes:
     def _hear_zygote(self, zygote: ZygoteClient) -> None:
         match zygote.receive():
             case ZygoteReady(num_gpus, num_threads, preloaded):
-                self.preloaded = preloaded
+                zygote.preloaded = preloaded
                 if num_threads > 1 and self._ticket.preload:
                     self._act(
                         self._supervisor.fail(

@@ -65,6 +65,7 @@ class ZygoteClient:
         theirs.close()
         self._socket = ours
         self.problem = ""  # why the last request was not carried out in full
+        self.preloaded = ""  # sentence for users on modules that the zygote has imported
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the zygote has sent a message."""
@@ -139,7 +140,7 @@ class ZygoteClient:
         finally:
             self._socket.settimeout(None)
         forked = msgspec.msgpack.decode(data, type=Forked) if data else Forked([])
-        self.problem = forked.problem
+        self.problem, self.preloaded = forked.problem, forked.preloaded or self.preloaded
         return forked.pids
 
 
