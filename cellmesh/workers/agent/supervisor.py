@@ -268,9 +268,12 @@ class Supervisor:
             return []
         if self.state == "starting" and self._living():
             return self._start_over(text)
-        if self._num_zygotes_lost <= MAX_ZYGOTES_LOST:
-            return [self._fork_missing()]
-        return self.fail(text)
+        if self._num_zygotes_lost > MAX_ZYGOTES_LOST:
+            return self.fail(text)
+        if self.state == "starting" and self._is_whole:
+            # Ranks that it forked unreported are killed, but may have met under this one's keys.
+            self._incarnation += 1
+        return [self._fork_missing()]
 
     def fail(self, text: str, fault: Literal["user", "host"] = "host") -> list[Action]:
         """Give up forking ranks: report that replacing dead ranks has failed if the mesh is ready,

@@ -160,6 +160,15 @@ def test_a_start_without_ranks_fails_and_ends(
     assert supervisor.state == "ended"
 
 
+def test_ranks_do_not_meet_those_that_a_killed_zygote_forked_unreported() -> None:
+    supervisor = make(2)
+    assert of(Fork, supervisor.zygote_ready(0)) == [Fork((0, 1), 1)]
+    supervisor.forked({})
+    for incarnation in range(2, 2 + MAX_ZYGOTES_LOST):
+        assert supervisor.zygote_ended("was killed by SIGKILL", "") == [Fork((0, 1), incarnation)]
+    assert of(Fork, supervisor.zygote_ended("was killed by SIGKILL", "")) == []
+
+
 def test_a_rank_that_cannot_start_ends_the_start_once() -> None:
     supervisor = make(2)
     supervisor.zygote_ready(0)
