@@ -176,7 +176,9 @@ class Channel:
                 messages = self._reader.read_from(self._connection)
             except BlockingIOError:
                 continue
-            except ConnectionError:
+            except ConnectionError as error:
+                if error.errno is None:  # raised by a signal handler
+                    raise
                 messages = None
             if messages is None:
                 raise EOFError("the agent has gone")

@@ -229,16 +229,16 @@ def _work(
         if parcel is None:
             try:
                 inbox.extend(_CODEC.decode(channel.receive()))
-            except (ProtocolError, OSError, EOFError) as error:
-                # Also if the socket was closed in this process. The run that lacks its answer is
-                # unknown: exit, so that the agent reports the rank's end.
-                print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
-                os._exit(1)
             except KeyboardInterrupt:  # its run has just ended
                 continue
             except BaseException as error:
-                # Raised by a signal handler of user code (SIGALRM).
-                raised.append(error)
+                is_of_socket = isinstance(error, OSError) and error.errno is not None
+                if is_of_socket or isinstance(error, (ProtocolError, EOFError)):
+                    # Also if the socket was closed in this process. The run that lacks its answer
+                    # is unknown: exit, so that the agent reports the rank's end.
+                    print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
+                    os._exit(1)
+                raised.append(error)  # by a signal handler of user code (SIGALRM)
             while raised:  # not in the handler, whose error would be the context
                 hold_back(functools.partial(report, raised.pop()), report)
         elif isinstance(parcel.verb, Resume):
