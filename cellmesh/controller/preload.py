@@ -99,6 +99,8 @@ class Preloading:
 
     def _advise(self, took_s: dict[str, float]) -> str:
         slow = [name for name, each_s in took_s.items() if each_s >= _NAMED_S]
+        if self._path:  # parts of torch are preloaded soon in any case
+            slow = [name for name in slow if not name.startswith("torch.")]
         names = names_to_import(read_preloads(Path(self._path)), slow) if slow else ()
         total_s = sum(took_s[name] for name in names)
         if total_s < _LONG_S:

@@ -39,6 +39,9 @@ def test_advice_names_what_it_saves_once(path: Path) -> None:
     )
     assert [preloading.take([rank], long, 2) for rank in (0, 1)] == ["", ""]  # restarted
     assert Preloading("", 1).take([0, 1], long, 2).endswith("on each rank")
+    of_torch = Imports(2, ("torch.fsdp",), (4.0,), ("torch.fsdp",))
+    assert Preloading(str(path), 1).take([0, 1], of_torch, 2) == ""
+    assert "torch.fsdp" in Preloading("", 1).take([0, 1], of_torch, 2)
 
 
 @pytest.mark.parametrize("case", ["one rank", "a rank a host", "one by one", "left out", "short"])

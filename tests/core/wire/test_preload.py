@@ -21,6 +21,7 @@ from cellmesh.wire.preload import (
     names_to_import,
     read_preloads,
 )
+from cellmesh.wire.ticket import runtime_root
 
 
 def names_of(preloads: Preloads) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ def test_each_project_interpreter_and_torch_has_a_list_of_its_own(
     os.utime(torch, ns=(5, 5))
     paths.add(list_path("/a"))
     assert len(paths) == 5
-    assert {path.parent.parent for path in paths} == {tmp_path}
+    assert {path.parent.parent for path in paths} == {runtime_root().parent}
 
 
 def test_an_editable_install_is_the_users_own(
