@@ -171,10 +171,10 @@ class Channel:
             EOFError: the other side has closed the connection.
         """
         while not self._received:
-            self._readable.poll()
             try:
+                self._readable.poll()
                 messages = self._reader.read_from(self._connection)
-            except BlockingIOError:
+            except (BlockingIOError, TimeoutError):  # the latter of a signal handler of user code
                 continue
             except ConnectionError as error:
                 if error.errno is None:  # raised by a signal handler
