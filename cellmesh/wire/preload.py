@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import HostError
-from .own_file import from_json, read_own_file, write_whole
+from .own_file import from_json, is_others, read_own_file, write_whole
 from .ticket import runtime_root
 
 # Modules of a list, those whose imports take longest; and the least time of an import in it.
@@ -62,7 +62,8 @@ def list_path(project: str) -> Path:
     built_at = os.stat(origin).st_mtime_ns if origin else 0
     key = json.dumps([project, sys.prefix, sys.version, origin, built_at])
     digest = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]
-    return runtime_root().with_name("cellmesh-preload") / f"{digest}.json"
+    root = runtime_root()  # under /tmp its name has the user's id, and so has that of the lists
+    return root.with_name(f"{root.name}-preload") / f"{digest}.json"
 
 
 def read_preloads(path: Path) -> Preloads:
@@ -73,13 +74,16 @@ def read_preloads(path: Path) -> Preloads:
 
 
 def change_preloads(path: Path, change: Callable[[Preloads], Preloads]) -> None:
-    """Change a list. Nothing changes where the directory cannot be written, or while another
-    process changes a list: what is lost is noted when ranks import the modules the next time.
+    """Change a list. Nothing changes where the directory cannot be written or is not this user's
+    alone, or while another process changes a list: what is lost is noted when ranks import the
+    modules the next time.
     """
     with contextlib.suppress(OSError, HostError), contextlib.ExitStack() as stack:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory = os.open(path.parent, os.O_RDONLY)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         stack.callback(os.close, directory)
+        if is_others(os.fstat(directory)):  # who could put a link to a file of this user's there
+            return
         # Without waiting, as the caller may be the thread that serves all meshes of a notebook.
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         before = read_preloads(path)

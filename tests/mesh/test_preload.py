@@ -98,7 +98,7 @@ def load(folder: Path, *names: str) -> list[str]:
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of installed packages, from which this test's processes import."""
     folder = tmp_path / "site-packages"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)  # it has the list, too
     (folder / "good.py").write_text("import random; random.random()")
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parents[2]}")
     return folder

@@ -68,6 +68,31 @@ def test_a_list_that_others_may_write_is_not_read(tmp_path: Path) -> None:
     assert read_preloads(path) == Preloads()
 
 
+@pytest.mark.parametrize("way", ["others may write", "is a link"])
+def test_nothing_is_written_to_a_directory_that_is_not_the_users_alone(
+    tmp_path: Path, way: str
+) -> None:
+    own, places, path = tmp_path / "own", tmp_path / "real", tmp_path / "real" / "list.json"
+    own.write_text("precious")
+    places.mkdir(mode=0o700)
+    path.with_suffix(".new").symlink_to(own)
+    if way == "is a link":
+        (tmp_path / "link").symlink_to(places)
+        path = tmp_path / "link" / "list.json"
+    else:
+        places.chmod(0o777)
+    change_preloads(path, lambda found: learn(found, "p", {"a": 1.0}))
+    assert own.read_text() == "precious"
+    assert not path.exists()
+
+
+def test_under_tmp_each_user_has_lists_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", f"/{'long' * 30}")
+    assert str(os.getuid()) in list_path("/a").parent.name
+
+
 def test_nothing_is_learned_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "list.json"
