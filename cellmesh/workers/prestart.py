@@ -128,7 +128,7 @@ class _Waiting:
                 imported = Imported(self._shell, self._loading.has)
                 pid = _fork_guardian(self._kernel, descriptors, numbers[1:], imported)
                 self._watch([pid] if pid else [])
-            elif not ready.intersection(own):
+            elif not ready.intersection(own) and (self._guardians or time.monotonic() < ends):
                 outcome = self._loading.go_on(self._guardians.values())
                 if isinstance(outcome, int):
                     if os.WIFEXITED(outcome):
