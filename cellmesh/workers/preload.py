@@ -350,8 +350,7 @@ def _surface(
     yield "prints", os.fstat(printed).st_size
     yield "opens files", opened
     yield "changes sys.path", tuple(sys.path)
-    torchs = tuple(map(os.fsencode, SET_BY_TORCH))
-    yield "changes the environment", [each for each in os.environb.items() if each[0] not in torchs]
+    yield "changes the environment", _variables()
     yield "changes the working directory", os.getcwd()
     yield "changes the locale", locale.setlocale(locale.LC_ALL)
     yield "handles signals", [signal.getsignal(number) for number in signal.valid_signals()]
@@ -392,8 +391,17 @@ def _held_bytes() -> int:
 # ---------------------------------------------------------------- on ranks
 
 
+# An import's depth in others, whether user code asks for it, the state that it must leave, a time.
+_Begun = tuple[int, bool, tuple[int, bool], float]
+
+
 def _state() -> tuple[int, bool]:
     return len(os.listdir("/proc/self/task")), sys.modules["torch"].cuda.is_initialized()
+
+
+def _variables() -> dict[bytes, bytes]:
+    torchs = tuple(map(os.fsencode, SET_BY_TORCH))
+    return {name: value for name, value in os.environb.items() if name not in torchs}
 
 
 class ImportTimes:
@@ -407,6 +415,9 @@ class ImportTimes:
         self.total_s = 0.0
         self._seen: dict[str, float] = {}
         self._asked: list[str] = []  # by user code
+        # The environment that user code has found, and whether it has left that as it was.
+        self._variables: dict[bytes, bytes] = {}
+        self._is_as_found = True
         self._stacks: dict[int, list[str]] = {}
 
     def install(self) -> None:
@@ -415,6 +426,7 @@ class ImportTimes:
         `import` statements and `importlib.import_module` call a function of importlib for them. In
         its place stands one with its file's name, whose frame Python leaves out of tracebacks.
         """
+        self._variables = _variables()
         bootstrap: Any = sys.modules["_frozen_importlib"]
         plain: FunctionType = bootstrap._find_and_load
         bootstrap._find_and_load = timed(plain, self._begin, self._end)
@@ -428,21 +440,27 @@ class ImportTimes:
         self.total_s, self._seen, self._asked, self._stacks = 0.0, {}, [], {}
         return total_s, seen, tuple(name for name in asked if name in seen)
 
-    def _begin(self, name: str) -> tuple[int, tuple[int, bool], float]:
-        """Return the depth of an import in others, the state that it must leave, and the time."""
+    def _begin(self, name: str) -> _Begun:
         stack = self._stacks.setdefault(threading.get_ident(), [])
         stack.append(name)
-        if len(stack) == 1 or _is_users(stack[-2]):
+        is_asked = len(stack) == 1 or _is_users(stack[-2])
+        if is_asked:
             self._asked.append(name)
-        return len(stack), _state(), time.monotonic()
+            # Packages may read variables that user code has set on the ranks, and not in a zygote.
+            self._is_as_found = _variables() == self._variables
+        return len(stack), is_asked, _state(), time.monotonic()
 
-    def _end(self, name: str, begun: tuple[int, tuple[int, bool], float], is_whole: bool) -> None:
-        depth, state, at_s = begun
+    def _end(self, name: str, begun: _Begun, is_whole: bool) -> None:
+        depth, is_asked, state, at_s = begun
         took_s = time.monotonic() - at_s
         del self._stacks.get(threading.get_ident(), [])[depth - 1 :]
         if depth == 1:
             self.total_s += took_s
-        if is_whole and took_s >= LEAST_S and state == _state():
+        if not (is_whole and self._is_as_found):
+            return
+        if is_asked and not _is_users(name):  # the package may have set some itself
+            self._variables = _variables()
+        if took_s >= LEAST_S and state == _state():
             self._seen[name] = took_s
 
 

@@ -167,7 +167,7 @@ def test_many_failing_modules_cost_the_stage_only(
 
 
 _TIMES = """
-import json, sys, traceback
+import json, os, sys, traceback
 import torch
 from cellmesh.workers.preload import ImportTimes
 times = ImportTimes()
@@ -183,7 +183,12 @@ try:
 except ZeroDivisionError:
     text = traceback.format_exc()
 shown = [text.count("File"), "preload" in text]
-print(json.dumps([list(took_s), asked, total_s > 0.09, again, *shown]))
+import sets_one
+import slow_too
+os.environ["OF_USER"] = "1"
+import reads_it
+later = times.take()[1]
+print(json.dumps([list(took_s), asked, total_s > 0.09, again, *shown, list(later)]))
 """
 
 
@@ -200,18 +205,22 @@ def test_ranks_report_installed_modules_and_those_that_user_code_names(tmp_path:
         "nested": wait,
         "of_mine_too": wait,
         "slow": wait,
+        "sets_one": f"{wait}import os; os.environ['OF_PACKAGE'] = '1'",
+        "slow_too": wait,
+        "reads_it": wait,
     }.items():
         (installed / f"{name}.py").write_text(source)
     done = subprocess.run(
         [sys.executable, "-c", _TIMES, str(own), str(installed)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    names, asked, is_long, again, num_frames, is_shown = json.loads(done.stdout)
+    names, asked, is_long, again, num_frames, is_shown, later = json.loads(done.stdout)
     assert names == ["nested", "dependency", "of_mine_too", "slow"]
     assert asked == ["dependency", "of_mine_too", "slow"]
     assert is_long
     assert again == [0.0, {}, []]
     assert (num_frames, is_shown) == (2, False), "tracebacks show no frame of the clock"
+    assert later == ["sets_one", "slow_too"], "but not after user code has set a variable"
 
 
 def wait_until_loaded(
