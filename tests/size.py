@@ -125,7 +125,7 @@ FEATURES = (
     ),
     Feature(
         "modules imported once",
-        427,
+        430,
         "wire/preload.py controller/preload.py workers/preload.py",
     ),
     Feature(

@@ -38,9 +38,11 @@ def _prctl(option: int, argument: int | bytes) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def become_subreaper() -> None:
-    """Make orphaned descendants this process's children (prctl(2), PR_SET_CHILD_SUBREAPER)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def become_subreaper(is_one: bool = True) -> None:
+    """Make orphaned descendants this process's children (prctl(2), PR_SET_CHILD_SUBREAPER), or no
+    longer.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, is_one)
 
 
 def name_process(name: str) -> None:

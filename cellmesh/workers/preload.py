@@ -41,7 +41,7 @@ from ..wire.preload import (
     with_packages,
 )
 from ..wire.process import wait_readable
-from .linux_process import die_with, name_arguments
+from .linux_process import become_subreaper, descendants, die_with, kill, name_arguments
 
 # Modules that the first cells of most programs import on each rank; and those of torch.compile,
 # which take another 45 MB.
@@ -183,9 +183,11 @@ class Loading:
         return None
 
     def drop_copy(self) -> None:
-        """End the copy, if there is one; `go_on` then makes another."""
+        """End the copy, if there is one, and what modules have started in it; `go_on` then makes
+        another.
+        """
         if self._connection is not None:
-            os.kill(self._copy, signal.SIGKILL)
+            kill([self._copy, *descendants(self._copy)])
             self._forget_copy()
 
     def finish(self) -> None:
@@ -208,7 +210,9 @@ class Loading:
             ours.close()
             die_with(parent, 0)
             name_arguments(["cellmesh-preloads", self._argument])
+            become_subreaper()
             self.has = _import_all(stage, self.has, theirs)
+            become_subreaper(False)  # ranks are to be their agent's children
             theirs.send(json.dumps(("complete", "", "")).encode())
             with theirs:
                 pids: list[int] = json.loads(theirs.recv(_MAX_MESSAGE_BYTES))
@@ -316,7 +320,8 @@ def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) 
 
 def _give_up(parent: socket.socket, name: str, reason: str) -> None:
     parent.send(json.dumps(("failed", name, reason)).encode())
-    os._exit(1)
+    while True:  # until `drop_copy`, which ends this process's children as well
+        signal.pause()
 
 
 def _draw() -> None:

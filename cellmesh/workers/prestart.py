@@ -77,7 +77,9 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int, argument: str)
     sys.stdout.flush()  # else each fork would write the buffer
     with contextlib.suppress(OSError):  # the kernel has ended, as its pidfd shows
         kernel.send(READY)
-    _Waiting(kernel, pidfd, keep_ms / 1000, shell, _plan(argument)).serve()
+    loading = _plan(argument)
+    _Waiting(kernel, pidfd, keep_ms / 1000, shell, loading).serve()
+    loading.drop_copy()
     os._exit(0)  # an interpreter with torch takes long to shut down
 
 

@@ -27,19 +27,24 @@ WAIT_S = 100.0
 SLOW = "import time\ntime.sleep(0.05)\n"
 
 
+# What some of the modules start.
+LEFT = ["sleep", "1001.5"]
 # Modules that must not be preloaded, with the reason that users read.
 BAD = {
     "raises": ("1 / 0", "raises ZeroDivisionError: division by zero"),
     "exits": ("import os; os._exit(0)", "ends the process"),
     "is_killed": ("import os; os.kill(os.getpid(), 9)", "ends the process"),
-    "hangs": ("import time; time.sleep(1000)", "takes more than 5 s"),
+    "hangs": (
+        f"import subprocess, time; subprocess.Popen({LEFT}); time.sleep(1000)",
+        "takes more than 5 s",
+    ),
     "starts": (
         "import threading; e = threading.Event()\n"
         "threading.Thread(target=e.wait, daemon=True).start()",
         "starts threads",
     ),
     "forks": ("import os\npid = os.fork()\nos._exit(0) if pid == 0 else os.wait()", "forks"),
-    "leaves": ("import subprocess, sys; p = subprocess.Popen(['sleep', '1000'])", "forks"),
+    "leaves": (f"import subprocess, sys; p = subprocess.Popen({LEFT})", "forks"),
     "prints": ("print('hello')", "prints"),
     "writes": ("import os; os.write(2, b'hello')", "prints"),
     "changes": ("import sys; sys.path.append('/x')", "changes sys.path"),
@@ -52,7 +57,7 @@ BAD = {
     "replaces": ("import sys; sys.excepthook = print", "replaces streams or hooks"),
     "draws": ("import torch; torch.rand(3)", "draws random numbers"),
     "seeds": ("import random; random.seed(1)", "seeds random numbers"),
-    "runs": ("import subprocess; subprocess.run('true')", "forks"),
+    "runs": (f"import os; os.system('{' '.join(LEFT)} &')", "forks"),
     "patches": ("import torch; torch.rand = print", "replaces functions of torch"),
     "has_own": ("import written", "imports modules of your own"),
     "asks": (
@@ -120,6 +125,10 @@ def test_modules_that_must_not_be_preloaded_are_left_out(packages: Path) -> None
         patch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}:{packages.parent}")
         assert load(packages, *names) == ["better", "good"]
     assert reasons_of(packages) == {name: reason for name, (_, reason) in BAD.items()}
+    left = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == LEFT]
+    for process in left:
+        process.kill()
+    assert left == []
 
 
 def test_a_package_is_left_out_once_with_all_that_is_in_it(packages: Path) -> None:
