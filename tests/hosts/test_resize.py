@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -145,6 +146,27 @@ def test_store_is_made_again_when_two_hosts_are_lost_at_once(
         mesh.cell(REDUCE)
         assert mesh.pull("float(x)").list == [10.0] * 4
         assert mesh[[2, 3]].pull("kept").list == [7, 8]
+
+
+def test_host_that_is_lost_again_while_it_is_taken_back_is_started(
+    machines: list[Host], runtime_dir: Path
+) -> None:
+    with cm.start(hosts="cm1:1,cm2:1", lease_s=20, host_lease_s=2) as mesh:
+        mesh.cell("kept = rank + 5")
+        hosts = cast(Connections, mesh.rank_set.session._hosts)
+        machines[0].cut()
+        wait_until(lambda: dead_ranks(mesh) == {0}, WAIT_S, "cm1 is lost")
+        machines[0].mend()
+        wait_until(lambda: hosts.returned == {0}, WAIT_S, "cm1 is heard again")
+        machines[0].freeze()
+        with ThreadPoolExecutor(1) as pool:
+            heal = pool.submit(mesh.heal)
+            wait_until(lambda: not hosts.lost, WAIT_S, "cm1 is taken back")
+            machines[0].kill()
+            assert heal.result(WAIT_S).respawned == (0,)
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [3.0] * 2
+        assert mesh[1].pull("kept") == 6
 
 
 def test_store_on_a_host_that_leaves_is_made_again(machines: list[Host], runtime_dir: Path) -> None:

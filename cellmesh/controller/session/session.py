@@ -244,9 +244,20 @@ class Session:
         self.runs.check_usable(())
         if new_hosts and not self.has_hosts:
             raise MeshUsageError(ONE_HOST)
-        post, code = self._link.post, self.code
+        why_not, report = self._heal_once(new_hosts)
+        if report.failure and not why_not and self._hosts.lost:
+            # A host that was reached again, and taken back, is lost again: it is started.
+            respawned = report.respawned
+            why_not, report = self._heal_once()
+            respawned = tuple(sorted({*respawned, *report.respawned}))
+            report = dataclasses.replace(report, respawned=respawned)
+        # Some hosts may still be lost.
+        return dataclasses.replace(report, failure=why_not or report.failure)
+
+    def _heal_once(self, new_hosts: str | Iterable[str] = ()) -> tuple[str, HealReport]:
+        post = self._link.post
         try:
-            why_not = bring_back(self._hosts, self._launcher, post, new_hosts, code)
+            why_not = bring_back(self._hosts, self._launcher, post, new_hosts, self.code)
         finally:
             self.ticket = self._launcher.ticket
         try:
@@ -254,9 +265,7 @@ class Session:
         except KeyboardInterrupt:
             self.runs.post_if_open(lambda core, now: core.abandon_heal())
             raise
-        report = report or HealReport(failure="the mesh has ended")
-        # Some hosts may still be lost.
-        return dataclasses.replace(report, failure=why_not or report.failure)
+        return why_not, report or HealReport(failure="the mesh has ended")
 
     @property
     def host_names(self) -> tuple[str, ...]:
