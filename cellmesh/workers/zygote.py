@@ -285,7 +285,6 @@ def _serve(agent: socket.socket, shell: RankShell, loading: Loading) -> None:
                 os._exit(os.waitstatus_to_exitcode(outcome) & 0xFF)
             if outcome is not None:  # this is the copy
                 pause_s = 0.0
-                gc.freeze()
             continue
         try:
             data, descriptors = receive_descriptors(

@@ -71,7 +71,7 @@ BAD = {
 }
 
 _LOAD = """
-import json, os, sys
+import gc, json, os, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from cellmesh.workers import preload
@@ -81,6 +81,8 @@ loading = preload.Loading(
     [sys.argv[3:]], sys.argv[2], "argument", hangs_s=5.0
 )
 loading.finish()
+is_frozen = gc.get_freeze_count() > len(gc.get_objects())
+assert is_frozen or not loading.has.names, "forked processes collect what was imported"
 print(json.dumps([loading.has.names, sorted(sys.modules.keys() & set(sys.argv[3:]))]))
 """
 
