@@ -1,12 +1,15 @@
 """Parses and checks cells, expressions and arguments for the ranks before they are sent."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import contextlib
 import functools
+import hashlib
 import inspect
 import keyword
+import marshal
 import re
 import shlex
 from collections.abc import Iterable
@@ -14,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError
-from ..wire.verbs import CellForm
 
 if TYPE_CHECKING:
     from IPython.core.inputtransformer2 import TransformerManager
@@ -60,12 +62,13 @@ class Cell:
         source: source as typed.
         transformed: Python source, with IPython's magics as calls; "" if only a rank can transform
             it (a single line may be a magic without %, if the rank has no variable of that name).
-        form: the compiler's mode for `transformed`.
+        code: compiled parts of `transformed`, which run one after the other, as a list for
+            `marshal`; b"" if ranks have to compile it.
     """
 
     source: str
     transformed: str
-    form: CellForm
+    code: bytes
 
 
 @functools.cache
@@ -95,48 +98,60 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
 
     Args:
         source: source as typed.
-        execution_count: the notebook's ``In[n]``, for the error.
+        execution_count: n of the cell's name ``In[n]``.
 
     Raises:
         CellSyntaxError: the source does not parse.
     """
-    name = f"In[{execution_count}]" if execution_count else "cell"
     try:
         transformed = _transform(source)
         if _may_be_automagic(transformed):
-            return Cell(source, "", "")
-        form = _form_of(transformed, name)
+            return Cell(source, "", b"")
+        code = _compile(transformed, execution_count)
     except SyntaxError as e:
-        raise CellSyntaxError(*e.args) from None
+        place = f"In[{execution_count}]", e.lineno, e.offset, e.text, e.end_lineno, e.end_offset
+        raise CellSyntaxError(e.msg, place) from None
     except (ValueError, OverflowError) as e:  # null bytes, absurd literals, lone surrogates
         raise CellSyntaxError(str(e)) from None
-    return Cell(source, transformed, form)
+    return Cell(source, transformed, code)
 
 
-_CONTINUED = re.compile(r"\\\r?\n")
+# Cells with these are compiled by ranks: those that await run in a loop, and those with a future
+# statement change how later cells are compiled.
+_OF_RANKS = (
+    inspect.CO_COROUTINE
+    | __future__.annotations.compiler_flag
+    | __future__.barry_as_FLUFL.compiler_flag
+)
 
 
-def _form_of(transformed: str, name: str) -> CellForm:
-    """Return the compiler's mode for a cell, with which each rank compiles it at once: otherwise it
-    first parses the cell, to find its last expression.
+def _compile(transformed: str, execution_count: int) -> bytes:
+    """Compile a cell as IPython does: its statements, and a last expression, whose value is shown.
+
+    Returns:
+        The code objects, as a list for `marshal`; b"" if ranks have to compile the cell.
 
     Raises:
         SyntaxError: the source does not compile.
     """
-    flags, body = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, None
-    parsed: Any = transformed
+    flags, parts = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, list[tuple[Any, str]]()
+    # As IPython names the file of a cell's code.
+    digest = hashlib.sha1(transformed.encode(), usedforsecurity=False).hexdigest()
+    file = f"<ipython-input-{execution_count}-{digest[:12]}>"
     # CPython 3.11 raises the former while another thread parses.
     with contextlib.suppress(SystemError, RecursionError):
-        parsed = compile(transformed, name, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
-        body = parsed.body
-    if compile(parsed, name, "exec", flags, dont_inherit=True).co_flags & inspect.CO_COROUTINE:
-        return "await"
-    if body is None:
-        return ""
-    if not (body and isinstance(body[-1], ast.Expr)):
-        return "exec"
-    # With "single", a continued line without code after the expression would be a second statement.
-    return "single" if len(body) == 1 and not _CONTINUED.search(transformed) else ""
+        tree = compile(transformed, file, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+        body: list[Any] = tree.body
+        if body and isinstance(body[-1], ast.Expr):
+            parts.append((ast.Interactive([body.pop()]), "single"))
+        if body or not parts:
+            parts.insert(0, (ast.Module(body, []), "exec"))
+    codes = [
+        compile(part, file, mode, flags, dont_inherit=True, optimize=0)
+        for part, mode in parts or [(transformed, "exec")]
+    ]
+    is_theirs = not parts or any(code.co_flags & _OF_RANKS for code in codes)
+    return b"" if is_theirs else marshal.dumps(codes)
 
 
 # One line, after comments, that begins with a word.

@@ -163,13 +163,12 @@ class Ranks:
             sink: shows the output; None for the calling notebook cell or the console.
             has_tabs: whether a notebook shows a switch between ranks if their output differs.
         """
-        cell = read_cell(source, execution_count)
-        words = None if argv is None else read_argv(argv)
         session = self.rank_set.session
         count = execution_count or session.runs.count_cell()
+        cell = read_cell(source, count)
+        words = None if argv is None else read_argv(argv)
         sink = sink or current_sink(session.displays, has_tabs)
-        code = cell.source, cell.transformed, cell.form
-        verb = RunCell(0, *code, count, quiet, timed, words)
+        verb = RunCell(0, cell.source, cell.transformed, cell.code, count, quiet, timed, words)
         sink = SilentSink(sink) if quiet else sink
         return self.rank_set.start(verb, f"cell {count}", num_bytes=len(cell.source), sink=sink)
 

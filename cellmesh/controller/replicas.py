@@ -380,7 +380,7 @@ def copy_names(
     if names:
         module = "__import__('importlib').import_module('cellmesh.workers.replicas.copying')"
         join = f"{module}.renew_reducers({targets.ranks})"
-        cell = RunCell(0, join, join, "", 0, quiet=True)
+        cell = RunCell(0, join, join, b"", 0, quiet=True)
         others.start(cell, "copy of names").result()
     return names, refused
 

@@ -54,7 +54,7 @@ AnyRequest = (
     | trace.AnyRequest
 )  # fmt: skip
 
-PROTOCOL = 13
+PROTOCOL = 14
 
 Channel = Literal["work", "control"]
 

@@ -56,19 +56,14 @@ class FeatureRequest(WorkVerb, frozen=True):
     handler: ClassVar[str]
 
 
-# The compiler's mode for a cell: "exec" if it ends with a statement, "single" if it is one
-# expression, whose value is shown; "await" if it awaits at top level; "" for others.
-CellForm = Literal["", "exec", "single", "await"]
-
-
 class RunCell(WorkVerb, frozen=True):
     """Ask ranks to run a cell in their namespaces.
 
     `transformed` is the source with IPython's magics turned into calls ("": the rank transforms
-    it), `form` the compiler's mode for it; `execution_count` is n of the notebook's ``In[n]``;
-    `quiet` drops the value of a last expression; `is_timed`: the answer contains the duration.
-    `argv`: the arguments in `sys.argv`, after the program's name, while the cell runs; None for no
-    change.
+    it), `code` its compiled parts, in order, as a list for `marshal` (b"": the rank compiles it);
+    `execution_count` is n of the notebook's ``In[n]``; `quiet` drops the value of a last
+    expression; `is_timed`: the answer contains the duration. `argv`: the arguments in `sys.argv`,
+    after the program's name, while the cell runs; None for no change.
     """
 
     is_cell: ClassVar[bool] = True
@@ -78,7 +73,7 @@ class RunCell(WorkVerb, frozen=True):
     run: int
     source: str
     transformed: str
-    form: CellForm
+    code: bytes
     execution_count: int
     quiet: bool = False
     is_timed: bool = False

@@ -110,7 +110,7 @@ def orders() -> list[list[bytes]]:
     """What a controller says: a greeting, a cell, and the end of the mesh."""
     cell = Parcel(
         Relay((0, 1), "work", 7, 1),
-        tuple(encode([Parcel(RunCell(7, "count += 1", "", "", 1))])),
+        tuple(encode([Parcel(RunCell(7, "count += 1", "", b"", 1))])),
     )
     sent: Reliable[None] = Reliable()
     return [

@@ -59,7 +59,7 @@ def malformed(tmp_path: Path) -> dict[str, list[bytes]]:
     bomb = pickle.dumps(Bomb(tmp_path / "went off"))
     hello = encode([Parcel(Hello(b"\0" * 32, PROTOCOL, os.getpid()))])
     relay = Relay((0, 1, 2, 3), "work", 7, 1)
-    stolen = encode([Parcel(RunCell(7, "import os; os._exit(9)", "", "", 1))])
+    stolen = encode([Parcel(RunCell(7, "import os; os._exit(9)", "", b"", 1))])
     return {
         "random bytes": [os.urandom(200)],
         "nothing": [b""],

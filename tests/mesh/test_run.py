@@ -37,6 +37,16 @@ def test_calls_of_one_function_share_its_code_and_no_globals(mesh: cm.Mesh) -> N
         assert mesh.run(count, 1).list == [(1, 1)] * 4
 
 
+def test_a_future_statement_holds_for_later_cells(mesh: cm.Mesh) -> None:
+    for later in ("", "from __future__ import annotations"):
+        mesh.cell(later)
+        mesh.cell("def f(x: int): ...")
+        assert mesh[0].pull("f.__annotations__['x']") == ("int" if later else int)
+    mesh.cell("get_ipython().compile.reset_compiler_flags()")
+    mesh.cell("def f(x: int): ...")
+    assert mesh[0].pull("f.__annotations__") == {"x": int}
+
+
 def test_closures_classes_and_functions_travel(mesh: cm.Mesh) -> None:
     base = 5
 

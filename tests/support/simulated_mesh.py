@@ -130,7 +130,7 @@ class Simulation(BothSides[SimulatedRank]):
         number = max(self.runs, default=self.spool.next_run - 1) + 1
         self.submitted_at[number] = next(self.num_seen)
         self.finished_at.pop(number, None)
-        assert self.begin(RunCell(0, json.dumps(programs), "", "", 0), ranks).number == number
+        assert self.begin(RunCell(0, json.dumps(programs), "", b"", 0), ranks).number == number
         return number
 
     def heal(self) -> int:

@@ -288,7 +288,7 @@ class Executor:
             if self._context.observer is not None:
                 self._context.observer.start()
             error = self._shell.run_source(
-                work.source, work.transformed, work.form, work.execution_count, work.quiet
+                work.source, work.transformed, work.code, work.execution_count, work.quiet
             )
             if type(error) is SystemExit and error.args == (
                 2,

@@ -6,8 +6,8 @@ connects it to the rank's own output.
 
 from __future__ import annotations
 
-import ast
 import linecache
+import marshal
 import runpy
 import sys
 import traceback
@@ -27,11 +27,10 @@ from traitlets.config import Config
 
 from ...errors import CellmeshError
 from ...wire import payload
-from ...wire.verbs import CellForm
 from ..static_lookup import plain_traceback, text_of, traceback_of
 from .child_processes import status_of
 from .imports import load
-from .stack_inspection import Place, is_machinery, lines_of, parse_again, place_of
+from .stack_inspection import Place, is_machinery, lines_of, place_of
 from .streams import RankDisplayHook, RankDisplayPublisher, Show
 from .tracebacks import (
     RankCompiler,
@@ -56,6 +55,7 @@ class RankShell(InteractiveShell):
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
     compiler_class = Type(RankCompiler)
+    compile: RankCompiler
     show: Show = AnyTrait()  # type: ignore[assignment]
     ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
     cell_source = ""
@@ -193,7 +193,7 @@ class RankShell(InteractiveShell):
         self,
         source: str,
         transformed: str = "",
-        form: CellForm = "",
+        code: bytes = b"",
         execution_count: int = 0,
         quiet: bool = False,
     ) -> BaseException | None:
@@ -202,7 +202,7 @@ class RankShell(InteractiveShell):
         Args:
             source: source as typed, including magics.
             transformed: source as Python; "" to transform it here.
-            form: the compiler's mode for `transformed`; used only with that.
+            code: compiled parts of `transformed` (`RunCell`); b"" to compile it here.
             execution_count: the notebook's ``In[n]``.
             quiet: whether to drop the value of a last expression.
         """
@@ -211,11 +211,11 @@ class RankShell(InteractiveShell):
         self.cell_source, self.quiet_cell = source, quiet
         shown: list[BaseException] = []
         self._shown = shown
-        if not transformed or form == "await" or not self._is_plain():
+        if not code or not self._is_plain():
             error = _error_of(super().run_cell(transformed or source, store_history=False))  # type: ignore[no-untyped-call]
             sys.settrace(None)
         else:
-            error = self._run_plainly(source, transformed, form)
+            error = self._run_plainly(transformed, code)
         self._shown = None
         if shown:
             if error is None or (issubclass(type(error), SystemExit) and status_of(error) == 0):
@@ -238,7 +238,7 @@ class RankShell(InteractiveShell):
 
     def _is_plain(self) -> bool:
         """Return whether IPython has no callbacks or settings that observe or change cells (as
-        ``%autoreload`` does).
+        ``%autoreload`` does), nor future statements of earlier cells.
         """
         callbacks = self.events.callbacks
         return not (
@@ -246,28 +246,22 @@ class RankShell(InteractiveShell):
             or callbacks["post_run_cell"]
             or self.ast_transformers
             or self.ast_node_interactivity != "last_expr"
+            or not self.compile.is_plain()
         )
 
-    def _run_plainly(self, source: str, transformed: str, form: CellForm) -> BaseException | None:
+    def _run_plainly(self, transformed: str, code: bytes) -> BaseException | None:
         """Run a cell as IPython's `run_cell_async` does, without steps that are needed only if
         callbacks observe or change cells.
 
         Between two cells a rank's CPU caches go cold, and IPython's way then costs six times as
         much.
         """
-        name = self.compile.cache(transformed, self.execution_count, raw_code=source)
+        parts = marshal.loads(code)
+        self.compile.keep(parts[0].co_filename, transformed, self.execution_count)
         self.events.trigger("pre_execute")
         try:
-            if form:
-                exec(self.compile(transformed, name, form), self.user_ns)
-            else:
-                flags = self.compile.flags | ast.PyCF_ONLY_AST
-                body = parse_again(lambda: compile(transformed, name, "exec", flags, True)).body
-                last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-                if body:
-                    exec(self.compile(ast.Module(body, []), name, "exec"), self.user_ns)  # type: ignore[arg-type]
-                if last is not None:
-                    exec(self.compile(ast.Interactive([last]), name, "single"), self.user_ns)  # type: ignore[arg-type]
+            for part in parts:
+                exec(part, self.user_ns)
         except BaseException as error:
             return error
         finally:

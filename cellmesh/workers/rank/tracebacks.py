@@ -4,8 +4,10 @@ and shortens consecutive frames of libraries to one line. Also keeps the sources
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
+import sys
 import traceback
 import types
 import warnings
@@ -13,11 +15,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from IPython.core.compilerop import CachingCompiler
+from IPython.core.compilerop import CachingCompiler, PyCF_MASK
 from IPython.core.ultratb import AutoFormattedTB
 
 from ...wire import payload
-from .stack_inspection import is_own_code, is_user_code, shorten_path
+from .stack_inspection import is_own_code, is_user_code, parse_again, shorten_path
 
 # Marks around a rendered frame of a library; no frame of user code contains such characters, as
 # its source is text.
@@ -137,11 +139,29 @@ class RankCompiler(CachingCompiler):
         super().__init__()  # type: ignore[no-untyped-call]
         self._names: dict[str, None] = {}  # code files of cells, oldest first
 
-    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        """Store a cell's source under a file name, for tracebacks; drop the oldest cell beyond a
-        maximum number.
+    def is_plain(self) -> bool:
+        """Return whether this rank compiles cells as the controller does: no earlier cell had a
+        future statement, and `assert` is not optimized away.
         """
-        name = super().cache(transformed_code, number, raw_code)
+        return not (self.flags & PyCF_MASK or sys.flags.optimize)
+
+    def ast_parse(self, *args: Any, **kwargs: Any) -> ast.AST:
+        """Parse a cell, in spite of parses on other threads."""
+        return parse_again(lambda: super(RankCompiler, self).ast_parse(*args, **kwargs))
+
+    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        """Name the code file of a cell, and store the cell's source under that name."""
+        name = self.get_code_name(raw_code or "", transformed_code, number)
+        self.keep(name, transformed_code, number)
+        return name
+
+    def keep(self, name: str, source: str, number: int) -> None:
+        """Store a cell's source under the name of its code file, for tracebacks; drop the oldest
+        cell beyond a maximum number.
+        """
+        self._filename_map[name] = number
+        lines = [f"{line}\n" for line in source.splitlines()]
+        linecache.cache[name] = (len(source), None, lines, name)
         self._names.pop(name, None)
         self._names[name] = None  # as the newest
         if len(self._names) > _MAX_CELLS:
@@ -149,7 +169,6 @@ class RankCompiler(CachingCompiler):
             del self._names[oldest]
             self._filename_map.pop(oldest, None)
             linecache.cache.pop(oldest, None)
-        return name
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
         """Return the name of a code file in tracebacks, as ``Cell In[3]`` for a cell."""

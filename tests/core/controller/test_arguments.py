@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import marshal
 import types
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.inputtransformer2 import TransformerManager
 
 from cellmesh.controller import arguments
@@ -66,36 +68,35 @@ def test_most_cells_skip_ipythons_tokenizer(monkeypatch: pytest.MonkeyPatch) -> 
     read_cell("for x in range(3):\n    y = x % 2 != 1\n\nprint(f'{y:.3f}', 5 / y)")
 
 
-FORMS = {
-    "await x": "await",
-    "async for x in y: pass": "await",
-    "async def f(): await x": "exec",
-    "x = 1": "exec",
-    "'doc'\nx = 1": "exec",
-    "x = f(\n1)\nfor y in x:\n    y": "exec",
-    "# nothing": "exec",
-    "# %%dist\nf(x)  # it\n\n# end": "single",
-    "'doc'": "single",
-    "x = 1\nx": "",
-    "x\n\\\n# end": "",
-    "x; y": "",
-}
+COMPILED = [
+    *("async def f(): await x", "x = 1", "'doc'\nx = 1", "x = f(\n1)\nfor y in x:\n    y", ""),
+    *("# nothing", "# %%dist\nf(x)  # it\n\n# end", "'doc'", "x = 1\nx", "x\n\\\n# end", "x; y"),
+]
 
 
-@pytest.mark.parametrize(("source", "form"), FORMS.items())
-def test_ranks_compile_a_cell_at_once_as_in_parts(source: str, form: str) -> None:
-    cell = read_cell(source)
-    assert cell.form == form
-    if form in ("exec", "single"):
-        body = ast.parse(cell.transformed).body
-        tree = ast.Interactive(body) if form == "single" else ast.Module(body, [])
-        assert facts(compile(cell.transformed, "cell", form)) == facts(compile(tree, "cell", form))
+@pytest.mark.parametrize("source", COMPILED)
+def test_a_cell_is_compiled_as_by_ipython(source: str) -> None:
+    compiler, cell = CachingCompiler(), read_cell(source, 7)  # type: ignore[no-untyped-call]
+    name = compiler.cache(cell.transformed, 7)
+    body = ast.parse(cell.transformed).body
+    shown = [body.pop()] if body and isinstance(body[-1], ast.Expr) else []
+    parts = [compiler(ast.Module(body, []), name, "exec")] * bool(body or not shown)
+    parts += [compiler(ast.Interactive([each]), name, "single") for each in shown]
+    assert [*map(facts, marshal.loads(cell.code))] == [*map(facts, parts)]
 
 
 def facts(code: Any) -> Any:
     """All of a code object that equality may leave out."""
     inner = [facts(each) for each in code.co_consts if isinstance(each, types.CodeType)]
-    return code, code.co_flags, [*code.co_positions()], inner
+    return code, code.co_filename, code.co_flags, [*code.co_positions()], inner
+
+
+OF_RANKS = ["await x", "x\nawait x", "async for x in y: pass", "from __future__ import annotations"]
+
+
+@pytest.mark.parametrize("source", OF_RANKS)
+def test_ranks_compile_what_awaits_or_changes_their_compiler(source: str) -> None:
+    assert read_cell(source) == Cell(source, f"{source}\n", b"")
 
 
 @pytest.mark.parametrize("error", [SystemError, RecursionError])
@@ -108,12 +109,14 @@ def test_a_cell_without_a_syntax_tree_is_left_to_the_ranks(
         return compile(source, name, mode, flags, **options)
 
     monkeypatch.setattr(arguments, "compile", disturbed, raising=False)
-    assert [read_cell(source).form for source in ("x = 1", "await x")] == ["", "await"]
+    assert read_cell("x = 1") == Cell("x = 1", "x = 1\n", b"")
+    with pytest.raises(CellSyntaxError):
+        read_cell("return")
 
 
 @pytest.mark.parametrize("source", ["pwd", "ls -l", "# where?\npwd", "hello world", "x", "x + 1"])
 def test_possible_automagics_are_left_to_the_ranks(source: str) -> None:
-    assert read_cell(source) == Cell(source, "", "")
+    assert read_cell(source) == Cell(source, "", b"")
 
 
 BAD = {
@@ -137,11 +140,12 @@ def test_a_syntax_error_is_found_before_anything_runs(source: str) -> None:
         read_cell(source)
 
 
-def test_the_error_names_cell_line_and_text() -> None:
+@pytest.mark.parametrize(("line", "text"), [("y = = 2", "y = = 2\n"), ("return 1", None)])
+def test_the_error_names_cell_line_and_text(line: str, text: str | None) -> None:
     with pytest.raises(CellSyntaxError) as caught:
-        read_cell("x = 1\ny = = 2\n", execution_count=7)
+        read_cell(f"x = 1\n{line}\n", execution_count=7)
     error = caught.value
-    assert (error.filename, error.lineno, error.text) == ("In[7]", 2, "y = = 2\n")
+    assert (error.filename, error.lineno, error.text) == ("In[7]", 2, text)
 
 
 def test_this_packages_future_imports_do_not_apply_to_cells() -> None:
