@@ -5,6 +5,7 @@ object of the notebook. Each is pickled once, and ranks keep its code object.
 from __future__ import annotations
 
 import builtins
+import copy
 import functools
 import linecache
 import pickle
@@ -21,6 +22,7 @@ _MAX_KEPT = 256
 _MAX_BYTES = 1 << 16
 # Globals of the notebook that cloudpickle sends with each function.
 _PLACE = ("__package__", "__name__", "__path__", "__file__")
+_ATTRIBUTES = ("__qualname__", "__module__", "__doc__", "__annotations__")
 _TEXTS = frozenset((str, type(None)))
 _CLASSES = frozenset(kind for kind in vars(builtins).values() if type(kind) is type)
 
@@ -94,17 +96,25 @@ def unpack(pickled: bytes) -> types.FunctionType:
     """Return a new copy of a packed function, with globals of its own; all copies have one code
     object.
     """
-    kept, has_source = _load(pickled)
+    kept, has_source, differing = _load(pickled)
     if has_source and kept.__code__.co_filename not in linecache.cache:
         pickle.loads(pickled)  # registers the source again, which user code has dropped
-    function = types.FunctionType(kept.__code__, kept.__globals__.copy(), kept.__name__)
-    function.__qualname__, function.__module__ = kept.__qualname__, kept.__module__
-    function.__doc__, function.__annotations__ = kept.__doc__, kept.__annotations__.copy()
+    function = _copy(kept)
+    for name in differing:
+        setattr(function, name, copy.copy(getattr(kept, name)))
     return function
 
 
+def _copy(kept: types.FunctionType) -> types.FunctionType:
+    return types.FunctionType(kept.__code__, kept.__globals__.copy(), kept.__name__)
+
+
 @functools.lru_cache(_MAX_KEPT)
-def _load(pickled: bytes) -> tuple[types.FunctionType, bool]:
-    """Return a packed function, which is never called, and whether its source is known."""
+def _load(pickled: bytes) -> tuple[types.FunctionType, bool, list[str]]:
+    """Return a packed function, which is never called, whether its source is known, and the names
+    of the attributes that its copies (`_copy`) lack.
+    """
     function = pickle.loads(pickled)
-    return function, function.__code__.co_filename in linecache.cache
+    new = _copy(function)
+    differing = [name for name in _ATTRIBUTES if getattr(new, name) != getattr(function, name)]
+    return function, function.__code__.co_filename in linecache.cache, differing

@@ -37,15 +37,15 @@ NUM_ROUNDS = 20
 # agent's receipt arrives together with the ranks' answer: else its loop has one turn or two more.
 # The agent has 73 where messages arrive one by one.
 PYTHON_CALLS = {
-    "call": {"controller": 131, "agent": 79, "rank": 20},
-    "cell": {"controller": 139, "agent": 79, "rank": 45},
+    "call": {"controller": 131, "agent": 79, "rank": 19},
+    "cell": {"controller": 139, "agent": 79, "rank": 36},
 }
 MODULES = {"call": 20, "cell": 21}  # of cellmesh, in the controller
 # System calls of these threads, but for futexes. Controller and agent need 20 and 15 on a quiet
 # machine; on a busy one ZeroMQ looks at its descriptors more often.
 SYSTEM_CALLS = {
     "call": {"controller": 26, "agent": 20, "rank": 4},
-    "cell": {"controller": 26, "agent": 20, "rank": 8},
+    "cell": {"controller": 26, "agent": 20, "rank": 6},
 }
 # Read by every interpreter that starts: the agent's counts from one order that it relays to the
 # next.

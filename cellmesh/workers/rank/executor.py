@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,8 +34,10 @@ from .memory import MemoryMeter
 from .shell import remember_error
 from .streams import Pump
 from .value_transfer import (
+    bind,
     bind_missing_names,
     give_part,
+    names_of,
     own_parts,
     reduce_for_notebook,
 )
@@ -55,6 +59,13 @@ def _allow_recursion() -> None:
 
 async def _await(value: Any) -> Any:
     return await value
+
+
+@functools.lru_cache(256)
+def _facts(packed: bytes) -> tuple[tuple[str, ...], str]:
+    """Return the names that a packed function uses (`names_of`), and its own name (`name_of`)."""
+    function = plain_functions.unpack(packed)
+    return names_of(function.__code__), name_of(function)
 
 
 @dataclass(eq=False)
@@ -217,14 +228,17 @@ class Executor:
             callbacks.clear()  # they show and send data of the rank
 
     def _call(self, work: RunCall, buffers: tuple[Frame, ...]) -> Parcel[Done] | None:
-        if work.function:
-            function = plain_functions.unpack(work.function)
-            args, kwargs = payload.loads(work.payload, buffers)
+        if work.function:  # its arguments contain no functions
+            function, (names, title) = plain_functions.unpack(work.function), _facts(work.function)
+            args, kwargs = pickle.loads(work.payload.stream)
+            if names and (parts := bind(function, names, self._namespace)):
+                bind_missing_names(parts, self._namespace)
         else:
             function, args, kwargs = payload.loads(work.payload, buffers)
-        bind_missing_names((function, *args, *kwargs.values()), self._namespace)
-        record = RunRecord(work.run, name_of(function), 0, time.monotonic())
-        if record.name:
+            bind_missing_names((function, *args, *kwargs.values()), self._namespace)
+            title = name_of(function)
+        record = RunRecord(work.run, title, 0, time.monotonic())
+        if title:
             self._tracker.records.append(record)
         try:
             result = function(*args, **kwargs)
@@ -279,7 +293,7 @@ class Executor:
             self._timing = stopwatch.stop()
 
     def _run_cell(self, work: RunCell) -> BaseException | None:
-        self._meter.begin(work.execution_count)
+        self._meter.begin(work.execution_count, self._interrupts.num_begun)
         record = RunRecord(work.run, "", work.execution_count, time.monotonic())
         self._tracker.records.append(record)
         if work.argv is not None:

@@ -39,19 +39,21 @@ class _Reading(NamedTuple):
 class MemoryMeter:
     """Measures the memory of this rank; must be made after the fork.
 
-    A cell costs two samples (about ten microseconds each without a GPU); calls cost none.
+    A cell costs a sample (about ten microseconds without a GPU), or two if it does not follow
+    another one; calls cost none.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._is_cuda = device, device.type == "cuda"
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        self._execution_count = 0
+        self._execution_count, self._run = 0, -1
         self._before = _Reading()
         self._after: _Reading | None = _Reading()  # None while a cell runs
 
-    def begin(self, execution_count: int) -> None:
-        """Record the memory at the start of a cell."""
-        self._before = self._read()
+    def begin(self, execution_count: int, run: int) -> None:
+        """Record the memory at the start of a cell, the rank's `run`-th run."""
+        is_next, self._run = run == self._run + 1, run
+        self._before = (is_next and self._after) or self._read()
         self._after, self._execution_count = None, execution_count
 
     def end(self) -> None:

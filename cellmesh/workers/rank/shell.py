@@ -240,12 +240,13 @@ class RankShell(InteractiveShell):
         """Return whether IPython has no callbacks or settings that observe or change cells (as
         ``%autoreload`` does), nor future statements of earlier cells.
         """
-        callbacks = self.events.callbacks
+        # Like attributes of `self`, of which each would cost two calls.
+        callbacks, traits = self.events.callbacks, self._trait_values
         return not (
             callbacks["pre_run_cell"]
             or callbacks["post_run_cell"]
-            or self.ast_transformers
-            or self.ast_node_interactivity != "last_expr"
+            or traits["ast_transformers"]
+            or traits["ast_node_interactivity"] != "last_expr"
             or not self.compile.is_plain()
         )
 

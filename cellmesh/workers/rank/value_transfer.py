@@ -158,7 +158,7 @@ def bind_missing_names(values: Iterable[Any], namespace: Mapping[str, Any]) -> N
         if isinstance(part, types.FunctionType):
             module = sys.modules.get(part.__module__)
             if module is None or vars(module) is not part.__globals__:  # was sent by value
-                todo += _bind(part, namespace)
+                todo += bind(part, names_of(part.__code__), namespace)
         elif isinstance(part, types.MethodType):
             todo += [part.__func__, type(part.__self__)]
         elif isinstance(part, functools.partial):
@@ -172,11 +172,13 @@ def bind_missing_names(values: Iterable[Any], namespace: Mapping[str, Any]) -> N
             todo += part
 
 
-def _bind(function: types.FunctionType, namespace: Mapping[str, Any]) -> list[Any]:
-    """Bind the global names that a function uses but lacks to variables of the rank; return the
-    objects to which the function refers.
+def bind(
+    function: types.FunctionType, names: Iterable[str], namespace: Mapping[str, Any]
+) -> list[Any]:
+    """Bind the global names that a function uses (`names_of`) but lacks to variables of the rank;
+    return the objects to which the function refers.
     """
-    known, names = function.__globals__, _names_of(function.__code__)
+    known = function.__globals__
     parts = []
     for name in names:
         if name not in known and name in namespace and not hasattr(builtins, name):
@@ -196,11 +198,12 @@ def _is_bound(cell: types.CellType) -> bool:
         return False
 
 
-def _names_of(code: types.CodeType) -> tuple[str, ...]:
+def names_of(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of globals and attributes that code and the functions in it use."""
     names = code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names += _names_of(constant)
+            names += names_of(constant)
     return names
 
 
