@@ -208,7 +208,7 @@ FEATURES = (
     ),
     Feature(
         "zygote",
-        252,
+        270,
         "workers/zygote.py",
     ),
     Feature(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -282,10 +283,11 @@ def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) 
     _draw()
     functions = _functions()
     now, done = dict(_surface(printed, functions)), []
+    is_found = functools.cache(is_found_installed)
     for name in names:
         package = next((each for each in with_packages(name) if each not in sys.modules), "")
         is_of_torch = name.startswith("torch.")
-        if not is_of_torch and not is_found_installed(name):
+        if not is_of_torch and not is_found(name.partition(".")[0]):
             continue
         if not package:
             done.append(name)

@@ -13,6 +13,7 @@ ranks have started, and removes the mesh's directory.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import gc
@@ -22,9 +23,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +67,20 @@ MAX_RANKS_A_MESSAGE = 50
 _AGENT_END_S = 5.0
 # Time limit of the import of a learned module while the start of a mesh waits for it.
 _HANGS_S = 10.0
+# Modules that need no torch, of the ranks' shell and of those that torch imports: they are imported
+# while torch's libraries are loaded, after the extension modules among what they import, as libc
+# loads one library after another.
+_EXTENSIONS = (
+    *("_asyncio", "_csv", "_ssl", "bz2", "cmath", "datetime", "decimal", "lzma", "pickle", "queue"),
+    *("random", "termios", "unicodedata"),
+)
+_BESIDE = (
+    *("IPython.core.interactiveshell", "IPython.core.completer", "stack_data"),
+    *("pygments.lexers.python", "unittest.mock", "importlib.metadata", "torchgen.model", "tqdm"),
+    "cellmesh.wire.codec",
+)
+# Packages that torch requires, and imports when they are needed.
+_REQUIRED = frozenset({"sympy"})
 # From the last request until the zygote imports more, which ranks of a restart or heal then have:
 # short scripts do not pay for it.
 _IDLE_S = 15.0
@@ -159,7 +176,7 @@ def serve_agent(descriptor: int, ticket_path: str, imported: Imported | None = N
     os.chdir(ticket.cwd)
     try:
         has = imported.has if imported is not None else Preloaded()
-        shell = imported.shell if imported is not None else import_all()
+        shell = imported.shell if imported is not None else import_all(ticket.learned)
         path = _hear_path(agent)
         if path is None:  # the agent has ended
             _tidy_up(ticket)
@@ -184,11 +201,42 @@ def _tell(agent: socket.socket, reply: Reply) -> None:
         agent.send(msgspec.msgpack.encode(reply))
 
 
-def import_all() -> RankShell:
+def _load_libraries() -> None:
+    """Load torch's libraries without the interpreter's lock, which an import holds for these 0.2 s.
+    Nothing for builds with GPUs: torch loads some of their libraries in an order of its own.
+    """
+    torch = PathFinder.find_spec("torch")
+    if torch is None or torch.origin is None or "TORCH_USE_RTLD_GLOBAL" in os.environ:
+        return
+    libraries = Path(torch.origin).parent / "lib"
+    if any((libraries / f"libtorch_{device}.so").exists() for device in ("cuda", "hip", "xpu")):
+        return
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    # As torch does. What cannot be loaded, it reports.
+    if dlopen(bytes(libraries / "libtorch_global_deps.so"), os.RTLD_NOW | os.RTLD_GLOBAL):
+        dlopen(bytes(libraries / "libtorch.so"), os.RTLD_NOW)
+
+
+def _try_to_import(names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # the module that needs it reports the error
+            importlib.import_module(name)
+
+
+def import_all(learned: Iterable[str] = ()) -> RankShell:
     """Import the modules that ranks need, and exempt all objects from garbage collection
     (`gc.freeze`), so that forked ranks share their memory.
+
+    Args:
+        learned: names of modules that the project's ranks import.
     """
     gc.disable()
+    _try_to_import(_EXTENSIONS)
+    loader = threading.Thread(target=_load_libraries)
+    loader.start()
+    _try_to_import((*_BESIDE, *_REQUIRED.intersection(learned)))
+    loader.join()
     # Else every rank would import these itself: numpy.random alone takes 6 MB and 20 ms per rank.
     import torch.utils._device  # noqa: F401
 

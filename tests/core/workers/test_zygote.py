@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import torch
 
 from cellmesh.workers import zygote
 
@@ -78,6 +81,36 @@ assert [os.fstat(number).st_ino for number in range(4)] == inodes
 assert [os.get_inheritable(number) for number in range(4)] == [True] * 3 + [False]
 os.write(2, str(left[:-1]).encode())
 """
+
+
+_LOADS_BESIDE = """
+import os
+import sys
+from cellmesh.workers import zygote
+
+names = (*zygote._EXTENSIONS, *zygote._BESIDE, *zygote._REQUIRED)
+zygote._try_to_import(("no_such_module", *names))
+print([name for name in names if name not in sys.modules], "torch" in sys.modules)
+zygote._load_libraries()
+with open("/proc/self/maps") as file:
+    print("libtorch_cpu.so" in file.read(), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("is_for_gpus", [False, True])
+def test_libraries_of_torch_are_loaded_before_it_unless_its_build_is_for_gpus(
+    is_for_gpus: bool, tmp_path: Path
+) -> None:
+    package = Path(torch.__file__).parent
+    if is_for_gpus:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch/__init__.py").touch()
+        shutil.copytree(package / "lib", tmp_path / "torch/lib", copy_function=os.symlink)
+        (tmp_path / "torch/lib/libtorch_xpu.so").touch()
+    source = f"import sys\nsys.path.insert(0, {str(tmp_path)!r}){_LOADS_BESIDE}"
+    run = subprocess.run([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+    is_loaded = not is_for_gpus and torch.version.cuda is None and torch.version.hip is None
+    assert run.stdout.splitlines() == ["[] False", f"{is_loaded} False"]
 
 
 def test_descriptors_get_their_places_under_a_low_limit() -> None:
