@@ -125,8 +125,8 @@ FEATURES = (
     ),
     Feature(
         "modules imported once",
-        430,
-        "wire/preload.py controller/preload.py workers/preload.py",
+        450,
+        "wire/preload.py controller/preload.py workers/preload.py workers/warm_up.py",
     ),
     Feature(
         "resize",

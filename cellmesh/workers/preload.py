@@ -60,6 +60,7 @@ _BUILT_IN = (
     "torch.distributed.optim",
     "torch.utils.checkpoint",
     "torch.profiler._cupti_monitor",
+    f"{__package__}.warm_up",
 )
 _FOR_COMPILE = ("torch._dynamo.backends.common", "torch._inductor.compile_fx")
 # Time limit of one module's import.
@@ -94,6 +95,7 @@ class Preloaded:
         if not self.names:
             return ""
         packages = dict.fromkeys(name.partition(".")[0] for name in self.names)
+        packages.pop("cellmesh", None)
         parts = ["parts of torch"] if packages.pop("torch", "") is None else []
         if packages:
             parts.append(f"modules that this project's ranks import, of {', '.join(packages)}")
@@ -286,8 +288,8 @@ def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) 
     is_found = functools.cache(is_found_installed)
     for name in names:
         package = next((each for each in with_packages(name) if each not in sys.modules), "")
-        is_of_torch = name.startswith("torch.")
-        if not is_of_torch and not is_found(name.partition(".")[0]):
+        is_of_torch, is_own = name.startswith("torch."), name.startswith(f"{__package__}.")
+        if not (is_of_torch or is_own or is_found(name.partition(".")[0])):
             continue
         if not package:
             done.append(name)
@@ -309,6 +311,8 @@ def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) 
             changed.append("imports modules of your own")
         if changed and (not is_of_torch or changed[0] in _NEVER):
             _give_up(parent, package, changed[0])
+    if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
+        rules.clear_lru_cache()  # as torch does in each rank, which costs it a copy of 300 pages
     variables.__class__ = plain
     values.update(hidden)
     for number, own in zip((1, 2), standard, strict=True):

@@ -286,23 +286,24 @@ def _set_environment(options: RankOptions) -> None:
     be clients of an address that one of them has to serve. The rank itself does not need it
     (`groups.program_calls`).
     """
-    os.environ.update(
-        RANK=str(options.rank),
-        LOCAL_RANK=str(options.local_rank),
-        WORLD_SIZE=str(options.world_size),
-        LOCAL_WORLD_SIZE=str(options.local_world_size),
-        GROUP_RANK=str(options.group_rank),
-        GROUP_WORLD_SIZE=str(options.group_world_size),
-        ROLE_NAME="default",
-        ROLE_RANK=str(options.rank),
-        ROLE_WORLD_SIZE=str(options.world_size),
-        MASTER_ADDR=options.master_addr,
-        MASTER_PORT=str(options.master_port),
-        TORCHELASTIC_RESTART_COUNT=str(options.incarnation),
-        TORCHELASTIC_MAX_RESTARTS="0",
-        TORCHELASTIC_RUN_ID=options.mesh_name,
-        OMP_NUM_THREADS=str(options.num_threads),
-    )
+    values = {
+        "RANK": str(options.rank),
+        "LOCAL_RANK": str(options.local_rank),
+        "WORLD_SIZE": str(options.world_size),
+        "LOCAL_WORLD_SIZE": str(options.local_world_size),
+        "GROUP_RANK": str(options.group_rank),
+        "GROUP_WORLD_SIZE": str(options.group_world_size),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(options.rank),
+        "ROLE_WORLD_SIZE": str(options.world_size),
+        "MASTER_ADDR": options.master_addr,
+        "MASTER_PORT": str(options.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(options.incarnation),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": options.mesh_name,
+        "OMP_NUM_THREADS": str(options.num_threads),
+    }
+    os.environ.update(values)  # by keywords, it would check all kinds of mappings: 200 pages
     choose_displays()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", options.interface)
     for switch in GLOO_SWITCHES:

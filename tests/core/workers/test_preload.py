@@ -11,7 +11,13 @@ from cellmesh.workers.preload import Preloaded, timed
 
 def test_the_sentence_on_preloaded_modules() -> None:
     assert Preloaded().describe() == ""
-    names = ("torch._dynamo", "yaml", "transformers.trainer", "transformers")
+    names = (
+        "torch._dynamo",
+        "cellmesh.workers.warm_up",
+        "yaml",
+        "transformers.trainer",
+        "transformers",
+    )
     assert Preloaded(names, 90 << 20, 2.5).describe() == (
         "imported before the fork: parts of torch and modules that this project's ranks import, of "
         "yaml, transformers, in 2.5 s and 90 MB, once for all ranks"
