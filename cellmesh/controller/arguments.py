@@ -109,7 +109,9 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
             return Cell(source, "", b"")
         code = _compile(transformed, execution_count)
     except SyntaxError as e:
-        place = f"In[{execution_count}]", e.lineno, e.offset, e.text, e.end_lineno, e.end_offset
+        line = e.lineno or 0  # the compiler's later stages know the line's number only
+        text = e.text or "".join(source.split("\n")[line - 1 : line])
+        place = f"In[{execution_count}]", e.lineno, e.offset, text, e.end_lineno, e.end_offset
         raise CellSyntaxError(e.msg, place) from None
     except (ValueError, OverflowError) as e:  # null bytes, absurd literals, lone surrogates
         raise CellSyntaxError(str(e)) from None
