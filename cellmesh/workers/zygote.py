@@ -18,6 +18,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import itertools
 import math
 import os
 import signal
@@ -59,7 +60,7 @@ _MAX_MESSAGE_BYTES = 1 << 20
 DESCRIPTORS_A_RANK = 5
 # The zygote's environment: by default, OpenBLAS starts threads when numpy is imported.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# SCM_RIGHTS carries at most 253 descriptors.
+# SCM_RIGHTS carries at most 253 descriptors, of which one is the store's.
 MAX_RANKS_A_MESSAGE = 50
 
 
@@ -96,22 +97,22 @@ class Imported:
     has: Preloaded
 
 
-class ForkRanks(msgspec.Struct, frozen=True, tag=True):
-    """The agent's request to the zygote to fork ranks: the msgpack of each rank's RankOptions;
-    DESCRIPTORS_A_RANK descriptors for each rank are sent with it.
-    """
-
-    options: list[msgspec.Raw]
-
-
-class ForkStore(msgspec.Struct, frozen=True, tag=True):
-    """The agent's request to the zygote to fork the c10d store's process; the store's listening
-    socket is sent with it.
-    """
+class StoreOptions(msgspec.Struct, frozen=True):
+    """The options that the c10d store's process is forked with."""
 
     address: str
     port: int
     agent_pid: int
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """The agent's request to the zygote to fork the c10d store's process, if there are options for
+    it, and ranks: the msgpack of each rank's RankOptions. The store's listening socket and
+    DESCRIPTORS_A_RANK descriptors for each rank are sent with it.
+    """
+
+    store: StoreOptions | None = None
+    ranks: list[msgspec.Raw] = []
 
 
 class ChangeSurroundings(msgspec.Struct, frozen=True, tag=True):
@@ -154,7 +155,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     preloaded: str = ""
 
 
-Request = ForkRanks | ForkStore | ChangeSurroundings
+Request = Fork | ChangeSurroundings
 Reply = ZygoteReady | ZygoteFailed | Forked
 
 
@@ -336,7 +337,7 @@ def _serve(agent: socket.socket, shell: RankShell, loading: Loading) -> None:
             continue
         try:
             data, descriptors = receive_descriptors(
-                agent, _MAX_MESSAGE_BYTES, DESCRIPTORS_A_RANK * MAX_RANKS_A_MESSAGE
+                agent, _MAX_MESSAGE_BYTES, 1 + DESCRIPTORS_A_RANK * MAX_RANKS_A_MESSAGE
             )
         except ConnectionResetError:
             # The agent ended without reading all replies; its last requests are still to be read.
@@ -344,27 +345,31 @@ def _serve(agent: socket.socket, shell: RankShell, loading: Loading) -> None:
         if not data:
             return
         try:
-            match request := decoder.decode(data):
-                case ForkRanks(options):
-                    own = [
-                        descriptors[i : i + DESCRIPTORS_A_RANK]
-                        for i in range(0, len(descriptors), DESCRIPTORS_A_RANK)
-                    ]
-                    pairs = zip(options, own, strict=True)
-                    starts = [functools.partial(_start_rank, *pair, shell) for pair in pairs]
-                case ChangeSurroundings(changes):
-                    loading.drop_copy()  # it lacks the change
-                    _change_surroundings(changes)
-                    continue
-                case ForkStore():
-                    starts = [functools.partial(_start_store, request, descriptors[0])]
-            forked = _fork_orphans(starts, agent)
+            request = decoder.decode(data)
+            if isinstance(request, ChangeSurroundings):
+                loading.drop_copy()  # it lacks the change
+                _change_surroundings(request.changes)
+                continue
+            forked = _fork_orphans(_list_starts(request, descriptors, shell), agent)
         except Exception as error:  # out of processes or memory, which may not last
             traceback.print_exc(file=sys.__stderr__)
             forked = Forked([], f"{type(error).__name__}: {error}")
         for number in descriptors:
             os.close(number)
         _tell(agent, msgspec.structs.replace(forked, preloaded=loading.has.describe()))
+
+
+def _list_starts(
+    request: Fork, descriptors: Sequence[int], shell: RankShell
+) -> list[Callable[[], None]]:
+    """Return the functions of the processes to fork: the store's first, as ranks wait for it."""
+    own, starts = iter(descriptors), list[Callable[[], None]]()
+    if request.store is not None:
+        starts.append(functools.partial(_start_store, request.store, next(own)))
+    for options in request.ranks:
+        sockets = [*itertools.islice(own, DESCRIPTORS_A_RANK)]
+        starts.append(functools.partial(_start_rank, options, sockets, shell))
+    return starts
 
 
 def _change_surroundings(changes: Surroundings) -> None:
@@ -466,20 +471,20 @@ def place_descriptors(descriptors: Sequence[int]) -> None:
     os.closerange(num_own, max(map(int, os.listdir("/proc/self/fd"))) + 1)
 
 
-def _start_store(order: ForkStore, listener: int) -> None:
+def _start_store(options: StoreOptions, listener: int) -> None:
     from torch._C._distributed_c10d import TCPStore
 
-    die_with(order.agent_pid)
     name_process("cellmesh-store")
     # The given listening socket is bound to one interface; the store's own would be bound to all.
     store = TCPStore(
-        order.address,
-        order.port,
+        options.address,
+        options.port,
         None,
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=os.dup(listener),
     )
+    die_with(options.agent_pid)  # only now, as it waits until all forks of its part are done
     while store is not None:
         signal.pause()
 

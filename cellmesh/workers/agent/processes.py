@@ -117,8 +117,8 @@ class Processes:
         except OSError as error:
             self._act(self._supervisor.fail(f"cannot fork {len(order.ranks)} ranks: {error}"))
             return
-        if not self._supervisor.store_port and self._supervisor.owns_store:
-            self._fork_store(self._zygote)
+        needs_store = not self._supervisor.store_port and self._supervisor.owns_store
+        store = self._listen() if needs_store else None
         if not order.rejoin:  # all ranks are new: end all processes that the old ones started
             linux_process.end_descendants({self._zygote.pid, self._store_pid})
         part = self._ticket.part
@@ -135,20 +135,24 @@ class Processes:
             "backend": self._ticket.backend,
             "mesh_dim_names": self.dims[0],
             "mesh_shape": self.dims[1],
-            "master_port": self._supervisor.store_port,
+            "master_port": store.getsockname()[1] if store else self._supervisor.store_port,
             "incarnation": order.incarnation,
             "num_resizes": self._ticket.num_resizes,
             "agent_pid": os.getpid(),
             "mesh_name": self._ticket.name,
             "rejoin": order.rejoin,
         }
-        pids = self._zygote.fork_ranks(
+        pids = self._zygote.fork(
+            store,
             [
                 {**common, "rank": rank, "log_path": str(self.log_path(rank))}
                 for rank in order.ranks
             ],
             [link.theirs for link in links],
         )
+        if store is not None:
+            self._take_store(store, pids[:1])
+            pids = pids[1:]
         for link in links:
             link.close_theirs()
         forked = {rank: pid for rank, pid in zip(order.ranks, pids, strict=False) if pid}
@@ -467,15 +471,22 @@ class Processes:
         else:
             self._store_end = "was on a host that is lost"
 
+    def _listen(self) -> socket.socket:
+        return socket.create_server((self.store_address, 0), backlog=1024)
+
     def _fork_store(self, zygote: ZygoteClient) -> None:
-        with socket.create_server((self.store_address, 0), backlog=1024) as listener:
+        store = self._listen()
+        self._take_store(store, zygote.fork(store))
+
+    def _take_store(self, listener: socket.socket, pids: Sequence[int]) -> None:
+        """Watch the store's process; `pids` has its number, or none or 0 if it was not forked."""
+        with listener:
             port = listener.getsockname()[1]
-            pids = zygote.fork_store(self.store_address, port, listener.fileno())
-        for pid in pids:
+        for pid in filter(None, pids):
             self._store_pid = pid
             self._act(self._supervisor.store_started(port))
             self._watch_child(pid, functools.partial(self._store_ended, pid))
-        if pids and self._store_end:
+        if any(pids) and self._store_end:
             reason, self._store_end = self._store_end, ""
             self._act(self._supervisor.store_ended(reason))
 

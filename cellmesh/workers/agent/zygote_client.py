@@ -21,12 +21,12 @@ from ..zygote import (
     MAX_RANKS_A_MESSAGE,
     ONE_THREAD,
     ChangeSurroundings,
+    Fork,
     Forked,
-    ForkRanks,
-    ForkStore,
     Imported,
     ImportFrom,
     Reply,
+    StoreOptions,
     serve_agent,
 )
 
@@ -98,23 +98,27 @@ class ZygoteClient:
             for part in parts:
                 self._socket.send(msgspec.msgpack.encode(ChangeSurroundings(part)))
 
-    def fork_store(self, address: str, port: int, listener: int) -> list[int]:
-        """Ask the zygote to fork a c10d store that listens on this socket; return a list of its
-        pid, empty if that failed.
-        """
-        return [pid for pid in self._ask(ForkStore(address, port, os.getpid()), [listener]) if pid]
-
-    def fork_ranks(
-        self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]
+    def fork(
+        self,
+        store: socket.socket | None,
+        options: Sequence[dict[str, Any]] = (),
+        ends: Sequence[Sequence[int]] = (),
     ) -> list[int]:
-        """Ask the zygote to fork ranks with these options and descriptors; return their pids, 0 for
-        a rank that could not be forked, and fewer if the zygote ends.
+        """Ask the zygote to fork a c10d store that listens on this socket, if there is one, and
+        ranks with these options and descriptors. Return the pids, the store's first: 0 for a
+        process that could not be forked, and fewer if the zygote ends.
         """
         pids: list[int] = []
-        for start in range(0, len(options), MAX_RANKS_A_MESSAGE):
+        for start in range(0, max(1, len(options)), MAX_RANKS_A_MESSAGE):
             part = slice(start, start + MAX_RANKS_A_MESSAGE)
             raw = [msgspec.Raw(msgspec.msgpack.encode(each)) for each in options[part]]
-            forked = self._ask(ForkRanks(raw), [number for own in ends[part] for number in own])
+            numbers = [number for own in ends[part] for number in own]
+            request = Fork(None, raw)
+            if store is not None and not start:
+                address, port = store.getsockname()[:2]
+                request = Fork(StoreOptions(address, port, os.getpid()), raw)
+                numbers.insert(0, store.fileno())
+            forked = self._ask(request, numbers)
             pids += forked
             if len(forked) < len(raw) or self.problem:
                 break

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 import torch
 
@@ -64,6 +66,19 @@ def test_several_processes_fork_and_one_that_is_killed_loses_its_part_only(
     assert "".join(str(int(pid > 0)) for pid in forked.pids) == expected
     assert forked.problem == ("" if killed is None else "the process that forks them was killed")
     assert len(set(forked.pids) - {0}) == expected.count("1")
+
+
+def test_the_store_is_forked_first_and_each_rank_with_its_own_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr(zygote, "_start_store", lambda options, own: begun.append(own))
+    monkeypatch.setattr(zygote, "_start_rank", lambda raw, own, shell: begun.append((raw, own)))
+    ranks = [msgspec.Raw(b"\0"), msgspec.Raw(b"\1")]
+    request = zygote.Fork(zygote.StoreOptions("127.0.0.1", 1, 2), ranks)
+    for start in zygote._list_starts(request, range(11), Mock()):
+        start()
+    assert begun == [0, (ranks[0], [1, 2, 3, 4, 5]), (ranks[1], [6, 7, 8, 9, 10])]
 
 
 _PLACE = """
