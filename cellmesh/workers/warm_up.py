@@ -1,5 +1,6 @@
-"""What each rank would do the first time, done once in a zygote: importing this module looks up
-what a step on sharded parameters needs, and reads the files whose lines its stacks quote.
+"""What each rank would do the first time, done once in a zygote: importing this module renders a
+traceback, looks up what a step on sharded parameters needs, and reads the files whose lines its
+stacks quote.
 
 It is one of the modules that a zygote imports in a copy of itself (`preload`), which is lost if
 this raises, draws random numbers, starts a thread or uses CUDA. A step asks a build of torch with
@@ -14,6 +15,8 @@ import sys
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+
+from .rank.shell import RankShell, remember_error
 
 _QUOTED = ("cellmesh.", "torch.distributed.fsdp._fully_shard.")
 
@@ -31,6 +34,15 @@ def _step() -> None:
     torch.optim.AdamW([parameter]).step()
 
 
+def _render_traceback() -> None:
+    """Render a first traceback, which takes ten times as long as others."""
+    error = RankShell.instance().run_source("raise ValueError")
+    assert error is not None
+    RankShell.instance().render_traceback(error)
+    remember_error(None)
+
+
+_render_traceback()
 if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
     _step()
 # torch takes the stack for each operation whose shapes are new to it, in ranks of 40 frames.

@@ -152,7 +152,9 @@ def test_a_package_is_left_out_once_with_all_that_is_in_it(packages: Path) -> No
 
 
 def test_parts_of_torch_may_set_variables(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "_LOAD", _LOAD.replace("hangs_s=5.0", "hangs_s=60.0"))
+    shell = "from cellmesh.workers.rank.shell import make_shell\nmake_shell()\n"
+    with_shell = _LOAD.replace("loading =", f"{shell}loading =").replace("=5.0", "=60.0")
+    monkeypatch.setitem(globals(), "_LOAD", with_shell)
     own = "cellmesh.workers.warm_up"  # it may not set any
     assert load(packages, "torch.no_such", "torch._dynamo", "torch._dynamo.no", own, "good") == [
         own,

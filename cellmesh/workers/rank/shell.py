@@ -404,10 +404,5 @@ def make_shell() -> RankShell:
         "ps3",
     ):  # IPython sets them; libraries refuse multi-process training where ps1 exists
         vars(sys).pop(prompt, None)
-    # Rendering a first traceback takes ten times as long as others; each rank would pay for it, at
-    # its first error.
-    error = shell.run_source("raise ValueError")
-    assert error is not None
-    shell.render_traceback(error)
-    remember_error(None)
+    shell.run_source("pass")  # sets traits that a first cell sets, which `_is_plain` reads
     return shell
