@@ -336,9 +336,15 @@ def compile():
     batch(torch.compile(torch.nn.Linear(4, 4), backend="aot_eager"))
     from torch._inductor import compile_fx
 
+def failure():
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        assert "1 / 0" in get_ipython().show_traceback(error)
+
 imported = {}
 for first in (fsdp2, ddp, tp, pipeline, context_parallel, checkpoint, optimizers, recompute,
-              compile):
+              compile, failure):
     before = set(sys.modules)
     first()
     imported[first.__name__] = sorted(set(sys.modules) - before)
