@@ -13,7 +13,6 @@ import contextlib
 import functools
 import gc
 import importlib
-import itertools
 import json
 import locale
 import logging
@@ -66,8 +65,7 @@ _BUILT_IN = (
 _FOR_COMPILE = ("torch._dynamo.backends.common", "torch._inductor.compile_fx")
 # Time limit of one module's import.
 _HANGS_S = 60.0
-# Changes that make a process unfit to be forked; torch may make the others (`_surface`, in whose
-# order they are the first). To look at all of them takes as long as a short import.
+# Changes that make a process unfit to be forked; torch may make the others (`_surface`).
 _NEVER = ("starts threads", "forks", "uses CUDA")
 # Copies of a zygote that may fail; then it goes on without the stage.
 _MAX_COPIES = 6
@@ -286,7 +284,7 @@ def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) 
     hidden = {name: values.pop(name) for name in map(os.fsencode, _OWN) if name in values}
     _draw()
     functions = _functions()
-    now, done = dict[str, object](), []
+    now, done = dict(_surface(printed, functions)), []
     is_found = functools.cache(is_found_installed)
     for name in names:
         package = next((each for each in with_packages(name) if each not in sys.modules), "")
@@ -298,8 +296,6 @@ def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) 
             continue
         parent.send(json.dumps(("begins", package, "")).encode())
         num_modules = len(sys.modules)
-        if (not is_of_torch and len(now) <= len(_NEVER)) or not now:
-            now = dict(_surface(printed, functions))
         try:
             importlib.import_module(name)
         except BaseException as error:
@@ -309,12 +305,11 @@ def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) 
         done.append(name)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        num_looks = len(_NEVER) if is_of_torch else None
-        last, now = now, dict(itertools.islice(_surface(printed, functions), num_looks))
+        last, now = now, dict(_surface(printed, functions))
         changed = [what for what in now if now[what] != last[what]]
         if not is_of_torch and any(map(_is_users, list(sys.modules)[num_modules:])):
             changed.append("imports modules of your own")
-        if changed:
+        if changed and (not is_of_torch or changed[0] in _NEVER):
             _give_up(parent, package, changed[0])
     if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
         rules.clear_lru_cache()  # as torch does in each rank, which costs it a copy of 300 pages
