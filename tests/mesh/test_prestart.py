@@ -50,7 +50,7 @@ def origin(directory: Path) -> psutil.Process:
     assert guardian is not None
     forked_from = guardian.parent()
     assert forked_from is not None
-    if "preload" in forked_from.cmdline()[0]:  # a copy, which serves in place of its parent
+    while "preload" in forked_from.cmdline()[0]:  # a copy, which serves in place of its parent
         forked_from = forked_from.parent()
         assert forked_from is not None
     return forked_from
