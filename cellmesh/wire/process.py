@@ -82,7 +82,11 @@ def make_room(num_more: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return soft
-    needed = len(os.listdir("/proc/self/fd")) + num_more
+    try:
+        num_open = len(os.listdir("/proc/self/fd"))
+    except OSError:  # not even that can be opened
+        num_open = soft
+    needed = num_open + num_more
     if soft < needed:
         wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -81,6 +81,12 @@ def test_room_is_made_as_far_as_it_is_needed_and_allowed(limits: tuple[int, int]
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
+def test_room_is_made_where_no_file_can_be_opened(limits: tuple[int, int]) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    assert make_room(1000) == 3
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1003
+
+
 def test_a_child_has_the_limit_from_before(limits: tuple[int, int]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (300, limits[1]))
     soft = make_room(500)
