@@ -48,7 +48,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
         HostError: it cannot be used from here: its host, user or version is another one.
     """
     ticket = _find_ticket(name, steal)
-    _check_ticket(ticket)
+    check_ticket(ticket)
     if ticket.spans_hosts:
         forget_if_dead(ticket.name, but=ticket.mark)
         ticket = find_agents(ticket)
@@ -91,7 +91,7 @@ def stop_mesh(name: str) -> None:
         HostError: it cannot be ended from here.
     """
     ticket = _find_ticket(name, False)
-    _check_ticket(ticket)
+    check_ticket(ticket)
     mesh = look_at(ticket, Path(ticket.directory).parent)
     if mesh.state == "unheard":
         raise NoMeshError(
@@ -132,7 +132,14 @@ def _find_ticket(name: str | None, steal: bool) -> Ticket:
     )
 
 
-def _check_ticket(ticket: Ticket) -> None:
+def check_ticket(ticket: Ticket) -> None:
+    """Raise an error if this process cannot attach to the mesh of a ticket.
+
+    Raises:
+        NoMeshError: the mesh has ended.
+        HostError: its processes are on another host or in another container, or the ticket is an
+            agent's.
+    """
     here = this_place()
     if ticket.host is not None:
         raise HostError(
