@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -277,6 +278,10 @@ def test_a_start_does_not_wait_for_a_module_that_takes_long(
     change_preloads(list_path(str(own)), lambda found: learn(found, "", {"takes_long": 1.0}))
     with prestarting(own) as notebook:
         wait_until_loaded("cellmesh-preloads", ["cellmesh-preloaded"])
+        deadline = time.monotonic() + WAIT_S
+        while not (packages / "__pycache__").exists():  # Python writes it before the module runs
+            assert time.monotonic() < deadline, "the module was not imported"
+            threading.Event().wait(0.01)
         start(notebook)
         have = "%%dist\nimport sys\nprint({'torch._dynamo', 'takes_long'} & sys.modules.keys())"
         assert notebook.run(have).text() == "[0-1] {'torch._dynamo'}\n"

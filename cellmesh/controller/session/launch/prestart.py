@@ -66,7 +66,7 @@ def conditions(
     return {
         "environment": {n: v for n, v in environment.items() if n not in SET_BY_TORCH},
         "torch": (origin, os.stat(origin).st_mtime_ns) if origin else None,
-        "installed": {place: os.stat(place).st_mtime_ns for place in path if _is_packages(place)},
+        "installed": {place: _installed(place) for place in path if _is_packages(place)},
         "learned": learned,
         "found": {name: spec and spec.origin for name, spec in found.items()},
         "limits": [resource.getrlimit(limit) for limit in limits],
@@ -78,6 +78,19 @@ def conditions(
 
 def _is_packages(place: str) -> bool:
     return place.endswith(("site-packages", "dist-packages")) and os.path.isdir(place)
+
+
+def _installed(place: str) -> dict[str, int]:
+    """Return the names in a directory of packages, and when each package was installed, in ns.
+
+    Not the directory's own time, as Python adds ``__pycache__`` to it when it imports a module.
+    """
+    with os.scandir(place) as entries:
+        return {
+            entry.name: entry.stat().st_mtime_ns if entry.name.endswith(".dist-info") else 0
+            for entry in entries
+            if entry.name != "__pycache__"
+        }
 
 
 class Prestart:

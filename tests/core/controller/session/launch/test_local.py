@@ -105,6 +105,23 @@ def test_another_torch_matters_and_another_directory_on_the_path_does_not(tmp_pa
     assert conditions({}, [str(tmp_path), *sys.path]) not in (before, other)
 
 
+def test_installing_a_package_again_matters_and_a_first_bytecode_cache_does_not(
+    tmp_path: Path,
+) -> None:
+    packages = tmp_path / "site-packages"
+    metadata = packages / "thing-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    path = [*sys.path, str(packages)]
+    before = conditions({}, path)
+    (packages / "__pycache__").mkdir()  # by the first import of a module there
+    assert conditions({}, path) == before
+    os.utime(metadata, (1, 1))  # the same version again
+    again = conditions({}, path)
+    assert again != before
+    (packages / "other.pth").touch()
+    assert conditions({}, path) not in (before, again)
+
+
 def test_a_learned_package_that_is_found_elsewhere_matters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
