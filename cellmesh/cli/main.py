@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import signal
 import sys
-import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import IO, Any
@@ -28,13 +28,38 @@ from ..errors import CellmeshError, did_you_mean
 from ..wire.marks import end_dead_meshes
 from ..wire.own_file import read_own_file
 from ..wire.ticket import find_strange, runtime_root
-from .rendering import Row, as_json, echo_meshes, format_bytes, plural, printable
+from .rendering import (
+    as_json,
+    describe_row,
+    echo_meshes,
+    format_bytes,
+    plural,
+    printable,
+    row_of,
+)
 
 TICKET_VARIABLE = "CELLMESH_TICKET"
 
 
+# The commands in the order of the help; those of other modules, which are imported for them only.
+_ORDER = ("start", "shell", "ps", "stop", "doctor", "agent")
+_ELSEWHERE = {"shell": "shell.shell", "start": "start.start_command"}
+
+
 class _Commands(click.Group):
-    """Click group that shows a `CellmeshError` of its commands as a message without a traceback."""
+    """Click group that imports commands of other modules when they are needed, and shows a
+    `CellmeshError` of its commands as a message without a traceback.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*_ORDER]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = _ELSEWHERE[cmd_name].partition(".")
+        command: click.Command = getattr(importlib.import_module(f"..{module}", __name__), name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -93,45 +118,14 @@ def ps(wants_json: bool) -> None:
                 end(mesh)
             except CellmeshError as error:
                 problems.append(str(error))
-    rows = [_row_of(mesh) for mesh in found]
+    rows = [row_of(mesh) for mesh in found]
     if wants_json:
-        click.echo(as_json([_describe(row) for row in rows]))
+        click.echo(as_json([describe_row(row) for row in rows]))
     else:
         echo_meshes(rows, problems)
         for process in find_waiting(runtime_root()):
             memory = format_bytes(memory_bytes([process]))
             click.echo(f"process {process.pid} waits for the next mesh of its notebook: {memory}")
-
-
-def _row_of(mesh: FoundMesh) -> Row:
-    processes = processes_of(mesh.ticket) if mesh.is_living else []
-    pids = tuple(process.pid for process in processes)
-    return Row(mesh, pids, memory_bytes(processes))
-
-
-def _describe(row: Row) -> dict[str, Any]:
-    ticket, holder = row.mesh.ticket, row.mesh.holder
-    now = time.time()
-    return {
-        "name": ticket.name,
-        "state": row.mesh.state,
-        "num_ranks": ticket.num_ranks,
-        "mesh": dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False)),
-        "backend": ticket.backend,
-        "agent_pid": ticket.agent_pid,
-        "controller_pid": holder.controller_pid if holder is not None else ticket.controller_pid,
-        "attached": row.mesh.state == "running",
-        "lease_s": ticket.lease_s,
-        "lease_left_s": row.mesh.lease_left_s(now),
-        "pids": row.pids,
-        "age_s": round(max(0.0, now - ticket.created_at), 3),
-        "memory_bytes": row.memory,
-        "hosts": [agent.name for agent in ticket.agents],
-        "unheard": row.mesh.unheard,
-        "num_refused": holder.num_refused if holder is not None else 0,
-        "cwd": ticket.cwd,
-        "directory": ticket.directory,
-    }
 
 
 @main.command()

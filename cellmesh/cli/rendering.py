@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from ..controller.session.living import FoundMesh
+from ..controller.session.living import FoundMesh, memory_bytes, processes_of
 
 _HEADERS = "NAME STATE RANKS MESH AGENT CONTROLLER AGE MEMORY"
 
@@ -29,6 +29,39 @@ class Row:
     mesh: FoundMesh
     pids: tuple[int, ...] = ()
     memory: int = 0
+
+
+def row_of(mesh: FoundMesh) -> Row:
+    """Return a mesh with its processes on this machine and their memory."""
+    processes = processes_of(mesh.ticket) if mesh.is_living else []
+    pids = tuple(process.pid for process in processes)
+    return Row(mesh, pids, memory_bytes(processes))
+
+
+def describe_row(row: Row) -> dict[str, Any]:
+    """Return the object of a mesh for JSON."""
+    ticket, holder = row.mesh.ticket, row.mesh.holder
+    now = time.time()
+    return {
+        "name": ticket.name,
+        "state": row.mesh.state,
+        "num_ranks": ticket.num_ranks,
+        "mesh": dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=False)),
+        "backend": ticket.backend,
+        "agent_pid": ticket.agent_pid,
+        "controller_pid": holder.controller_pid if holder is not None else ticket.controller_pid,
+        "attached": row.mesh.state == "running",
+        "lease_s": ticket.lease_s,
+        "lease_left_s": row.mesh.lease_left_s(now),
+        "pids": row.pids,
+        "age_s": round(max(0.0, now - ticket.created_at), 3),
+        "memory_bytes": row.memory,
+        "hosts": [agent.name for agent in ticket.agents],
+        "unheard": row.mesh.unheard,
+        "num_refused": holder.num_refused if holder is not None else 0,
+        "cwd": ticket.cwd,
+        "directory": ticket.directory,
+    }
 
 
 def as_json(value: Any) -> str:

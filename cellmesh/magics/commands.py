@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,17 @@ from ..controller.mesh import Mesh
 from ..controller.mesh_dims import parse_coordinate, parse_mesh
 from ..controller.news import Reply
 from ..controller.output.calling_cell import current_sink, is_executed
-from ..controller.output.console import Sink
 from ..controller.ranks import Ranks, seed_ranks
 from ..controller.resizing import describe_resize
 from ..controller.run import Run
-from ..controller.session.alike import check_same, describe_kept, settle_left
+from ..controller.session.alike import check_same, describe_kept, describe_ready, settle_left
 from ..controller.session.attach import attach, stop_mesh
-from ..controller.session.life import StartProgress
+from ..controller.session.life import show_progress
 from ..controller.session.living import advise_left, left_meshes
 from ..controller.session.start import start
 from ..controller.trace.profile import Profiling
 from ..errors import CellmeshError, MeshUsageError, NoMeshError, did_you_mean
-from ..wire.ranks import parse_ranks
+from ..wire.ranks import describe_ranks, parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
 from .completion import show_help
 from .export.recording import Recorder
@@ -51,6 +49,7 @@ class Commands:
         self._shell = shell
         self.mesh: Mesh | None = None
         self.is_auto = False
+        self._auto: Given = {}  # the options of auto mode
         self.recorder = Recorder(shell)
         # A cell that has ended before its recovery, and the reply with the recovery's note.
         self._late: tuple[int | None, Reply[str | None]] | None = None
@@ -68,16 +67,14 @@ class Commands:
         settle_left(chosen, is_fresh, lambda text: sink.status(text, True))
         if self.mesh is not None:
             self.dist_stop({})
-        self._adopt(
-            start(chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen)
-        )
-        sink.status(self._describe_mesh(), True)
+        self.adopt(start(chosen.pop("num_ranks", None), on_progress=show_progress(sink), **chosen))
+        sink.status(describe_ready(self._need_mesh()), True)
 
     def dist_attach(self, options: Given) -> None:
         if self.mesh is not None and self.mesh.alive:
             raise MeshUsageError(f"{self.mesh.name} is attached: `%dist_detach` leaves it")
         sink = current_sink()
-        self._adopt(attach(options["name"], steal=options["steal"]))
+        self.adopt(attach(options["name"], steal=options["steal"]))
         mesh = self._need_mesh()
         runs = "".join(f"; {run}" for run in mesh.runs)
         sink.status(f"attached to {mesh}{runs}", True)
@@ -135,17 +132,20 @@ class Commands:
             raise MeshUsageError(
                 f"{inside[0]} talks to the mesh from the notebook: put it in a cell of its own"
             )
-        mesh, count = self._need_mesh(), self.execution_count()
-        if self._help(source, mesh):
+        mesh, ranks, count = self._need_mesh(), self.auto_ranks(), self.execution_count()
+        if self._help(source, ranks):
             return
-        run = mesh.submit_cell(source, execution_count=count, has_tabs=True)
+        run = ranks.submit_cell(source, execution_count=count, has_tabs=True)
         self.recorder.cell(count, source, run, False, mesh)
         run.result()
 
     def dist_auto(self, options: Given) -> None:
-        self.is_auto = options["switch"] == "on"
+        where = "the ranks"
+        if options["ranks"] or options["at"]:
+            where = describe_ranks(self._choose(options).ranks)
+        self.is_auto, self._auto = options["switch"] == "on", options
         print(
-            "cells run on the ranks from here; %%local runs one here, %dist_auto off ends it"
+            f"cells run on {where} from here; %%local runs one here, %dist_auto off ends it"
             if self.is_auto
             else "cells run in the notebook's process from here; %%dist runs one on the ranks"
         )
@@ -317,8 +317,8 @@ class Commands:
     def dist_restart(self, options: Given) -> None:
         mesh = self._need_mesh()
         sink = current_sink()
-        taken = mesh.restart(on_progress=_progress_shower(sink))
-        sink.status(self._describe_mesh(), True)
+        taken = mesh.restart(on_progress=show_progress(sink))
+        sink.status(describe_ready(mesh), True)
         if taken:
             sink.note(taken)
 
@@ -331,18 +331,20 @@ class Commands:
         self._need_mesh().stop()
         self._drop()
 
-    def tell_left(self) -> None:
-        """Print which meshes this notebook has left running, unless a mesh is running in it now."""
-        if self.mesh is None or not self.mesh.alive:
-            for mesh in left_meshes(asks=False):
-                current_sink().status(advise_left(mesh), True)
+    def tell(self) -> None:
+        """Print that the running mesh is kept, else which meshes this notebook has left running."""
+        if self.mesh is not None and self.mesh.alive:
+            self.keep()
+            return
+        for mesh in left_meshes(asks=False):
+            current_sink().status(advise_left(mesh), True)
 
     def keep(self) -> None:
         """Print that the running mesh is kept as it is, and assign it to its variable if the user
         has deleted that.
         """
         mesh = self._need_mesh()
-        self._adopt(mesh)
+        self.adopt(mesh)
         current_sink().status(describe_kept(mesh), True)
 
     def await_recovery(self, result: ExecutionResult) -> None:
@@ -369,9 +371,15 @@ class Commands:
         if cell is None or self.mesh is None:
             return None
         try:
-            return cell, self._choose(parse(cell.magic, cell.line)) if cell.magic else self.mesh
+            return cell, self._choose(
+                parse(cell.magic, cell.line)
+            ) if cell.magic else self.auto_ranks()
         except MeshUsageError:  # the line of options is not complete yet
             return cell, self.mesh
+
+    def auto_ranks(self) -> Ranks:
+        """Return the ranks on which auto mode runs cells."""
+        return self._choose(self._auto)
 
     # ---- helpers
 
@@ -383,7 +391,8 @@ class Commands:
         show_help(self._shell, ranks, *asked)
         return True
 
-    def _adopt(self, mesh: Mesh) -> None:
+    def adopt(self, mesh: Mesh) -> None:
+        """Have the magics act on this mesh, and assign it to ``mesh`` unless that name is taken."""
         self.mesh = mesh
         if "mesh" not in self._shell.user_ns:
             self._shell.user_ns["mesh"] = mesh
@@ -416,31 +425,12 @@ class Commands:
         stored = len(history.input_hist_parsed) - 1 if history is not None else count
         return stored if stored == count - 1 else count
 
-    def _describe_mesh(self) -> str:
-        mesh = self._need_mesh()
-        infos = mesh.ready_ranks
-        backends = sorted({info.backend for info in infos})
-        devices = sorted({info.device.partition(":")[0] for info in infos})
-        dims = ", ".join(f"{name}={size}" for name, size in mesh.dims.items())
-        return (
-            f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s: {', '.join(backends)} on "
-            f"{', '.join(devices)}, mesh {dims}"
-        )
-
 
 def _head(name: str, line: str) -> str:
     """Return the magic's line as a comment, so that line numbers of a cell for ranks are those of
     the notebook's cell.
     """
     return f"# %%{name} {line}".strip() + "\n"
-
-
-def _progress_shower(sink: Sink) -> Callable[[StartProgress], None]:
-    def show(progress: StartProgress) -> None:
-        count = f" {progress.num_ready}/{progress.num_ranks}" if progress.num_ready else ""
-        sink.status(f"starting: {progress.stage}{count} ({progress.elapsed_s:.1f} s)", False)
-
-    return show
 
 
 def _no_mesh() -> NoMeshError:

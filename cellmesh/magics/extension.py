@@ -86,10 +86,6 @@ class Extension:
             _register_displays(self._shell.display_formatter)
         self._failures.install()
         self.is_registered = True
-        if self.commands.mesh is not None and self.commands.mesh.alive:
-            self.commands.keep()
-        else:
-            self.commands.tell_left()
 
     def unregister(self) -> None:
         """Undo `register`, except for displays; the mesh keeps running, for a later `register`."""
@@ -191,15 +187,25 @@ def propose_magic(result: ExecutionResult) -> None:
         print(f"did you mean `{mark}{near[0]}`?", file=sys.stderr)
 
 
-def load(shell: InteractiveShell) -> None:
+def load(shell: InteractiveShell, tells: bool = True) -> Commands:
     """Register the extension in an IPython shell, with the mesh and state of an earlier load; a
     second call has no effect.
+
+    Args:
+        shell: the shell.
+        tells: whether to print which meshes there are.
+
+    Returns:
+        The magics.
     """
     extension: Extension | None = getattr(shell, "cellmesh", None)
     if extension is None:
         extension = shell.cellmesh = Extension(shell)  # type: ignore[attr-defined]
     if not extension.is_registered:
         extension.register()
+        if tells:
+            extension.commands.tell()
+    return extension.commands
 
 
 def unload(shell: InteractiveShell) -> None:

@@ -32,6 +32,7 @@ def _start_option(name: str, kind: Any, flag: Flag) -> click.Option:
     )
 
 
+# The options of a start by users, also for `cellmesh start`.
 START_OPTIONS: tuple[click.Parameter, ...] = (
     click.Argument(["num_ranks"], type=int, required=False),
     *(
@@ -39,14 +40,7 @@ START_OPTIONS: tuple[click.Parameter, ...] = (
         for name, hint in get_type_hints(StartOptions, include_extras=True).items()
         if get_args(hint) and isinstance(get_args(hint)[-1], Flag)
     ),
-    click.Option(
-        ["--fresh"],
-        is_flag=True,
-        default=None,
-        help="End a mesh of this notebook that runs, and start a new one.",
-    ),
 )
-
 
 # Magics that run the rest of their cell.
 CELL_MAGICS = ("dist", "dist_profile", "local")
@@ -56,6 +50,7 @@ CELL_MAGICS = ("dist", "dist_profile", "local")
 _TABLE = """
 dist_start: Start a mesh of persistent ranks on this machine.
     %dist_start 8 --mesh dp=2,tp=4
+    --fresh: End a mesh of this notebook that runs, and start a new one.
 
 dist: Run this cell on the ranks.
     %%dist --ranks 0,2-3
@@ -77,6 +72,8 @@ dist_profile: Run this cell on the ranks under torch.profiler; show where time w
 dist_auto: Run every cell on the ranks from here on; %%local and %dist... cells stay here.
     %dist_auto on
     switch on|off
+    --ranks SET: Ranks, like 0,2-3.
+    --at COORD: A mesh coordinate, like tp=0 or dp=1,tp=0.
 
 local: Run this cell in the notebook's own process.
     %%local

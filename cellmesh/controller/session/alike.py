@@ -159,6 +159,17 @@ def describe_kept(mesh: Mesh) -> str:
     return text + died if dead else text
 
 
+def describe_ready(mesh: Mesh) -> str:
+    """Return a line for users on a mesh that has started: its ranks, backend, devices and dims."""
+    backends = sorted({info.backend for info in mesh.ready_ranks})
+    devices = sorted({info.device.partition(":")[0] for info in mesh.ready_ranks})
+    dims = ", ".join(f"{name}={size}" for name, size in mesh.dims.items())
+    return (
+        f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s: {', '.join(backends)} on "
+        f"{', '.join(devices)}, mesh {dims}"
+    )
+
+
 def _word(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -14,6 +14,7 @@ from ...wire.messages import MeshReady, StartFailed, Stopped
 from ...wire.messages import Progress as ProgressVerb
 from ..core.core import Change, State
 from ..news import News
+from ..output.console import Sink
 
 # Messages after which a mesh cannot be used any more.
 End = StartFailed | Refused | Detached | Stopped
@@ -34,6 +35,16 @@ class StartProgress:
     num_ready: int
     num_ranks: int
     elapsed_s: float
+
+
+def show_progress(sink: Sink) -> Callable[[StartProgress], None]:
+    """Return a function that shows the progress of a start as the status line of a sink."""
+
+    def show(progress: StartProgress) -> None:
+        count = f" {progress.num_ready}/{progress.num_ranks}" if progress.num_ready else ""
+        sink.status(f"starting: {progress.stage}{count} ({progress.elapsed_s:.1f} s)", False)
+
+    return show
 
 
 class Life:

@@ -1,0 +1,56 @@
+"""``cellmesh start``: starts a mesh that lives under its lease, without a controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..controller.options import read_project_options
+from ..controller.output.console import ConsoleSink
+from ..controller.session.alike import describe_ready
+from ..controller.session.life import show_progress
+from ..controller.session.living import look_at
+from ..controller.session.start import NOTEBOOK_LEASE_S, read_options, start
+from ..errors import MeshUsageError
+from ..magics.options import START_OPTIONS
+from ..wire.host import format_span
+from ..wire.ticket import read_ticket, runtime_root
+from .rendering import as_json, describe_row, row_of
+
+
+@click.command("start", params=[*START_OPTIONS])
+@click.option("--json", "wants_json", is_flag=True, help="Write JSON, as of `cellmesh ps --json`.")
+def start_command(num_ranks: int | None, wants_json: bool, **given: Any) -> None:
+    """Start a mesh that lives on without a terminal or notebook, until its lease ends.
+
+    The lease (30 min, or --lease) is counted while nothing is attached to the mesh. NUM_RANKS may
+    be left out where --mesh, --hosts or the project's pyproject.toml gives the number.
+
+    \b
+    Examples:
+      cellmesh start 8 --name dev --mesh dp=2,tp=4 --lease 8h
+      cellmesh exec dev 'print(rank)'
+      cellmesh shell dev
+      cellmesh stop dev
+    """
+    chosen = {key: value for key, value in given.items() if value not in (None, ())}
+    chosen.setdefault("lease_s", read_project_options(Path.cwd()).get("lease_s", NOTEBOOK_LEASE_S))
+    if read_options({"num_ranks": num_ranks, **chosen}).lease_s <= 0:
+        raise MeshUsageError("a mesh that nothing is attached to needs a lease, like --lease 30m")
+    sink = ConsoleSink()
+    mesh = start(num_ranks, on_progress=None if wants_json else show_progress(sink), **chosen)
+    ready, ticket = describe_ready(mesh), mesh.rank_set.session.ticket
+    mesh.detach()
+    if wants_json:
+        found = look_at(read_ticket(ticket.path), runtime_root())
+        click.echo(as_json(describe_row(row_of(found))))
+        return
+    name = mesh.name
+    sink.status(
+        f"{name}: {ready}; lives for {format_span(ticket.lease_s)} unattended: "
+        f"`cellmesh exec {name} 'print(rank)'`, `cellmesh shell {name}`, `%dist_attach {name}` in "
+        f"a notebook, `cellmesh stop {name}`",
+        True,
+    )
