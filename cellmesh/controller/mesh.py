@@ -13,14 +13,11 @@ from ..errors import HostError, MeshUsageError
 from ..wire.groups import SetMesh
 from ..wire.messages import LogText
 from ..wire.status import HostReport, RankInfo
-from .checkpoint import save
 from .core.effects import HealReport
 from .failure_summary import explain_waits
 from .mesh_dims import check_mesh, parse_mesh
 from .rank_set import RankSet
 from .ranks import Ranks
-from .replicas import copy_names
-from .resizing import plan_resize
 from .run import Run
 from .session.life import StartProgress
 from .session.session import Session
@@ -141,6 +138,8 @@ class Mesh(Ranks):
             HostError: a host could not join, and nothing has changed; or new ranks could not be
                 started, and the mesh has the new size without them (see `heal`).
         """
+        from .resizing import plan_resize
+
         session = self.rank_set.session
         plan = plan_resize(
             num_ranks,
@@ -174,6 +173,8 @@ class Mesh(Ranks):
             MeshUsageError: a variable cannot be saved; nothing has been written.
             RankFailure: the checkpoint could not be written; the one at `path` is unchanged.
         """
+        from .checkpoint import save
+
         save(self.rank_set, names, path)
 
     def report(self) -> Sequence[RankInfo]:
@@ -237,6 +238,8 @@ class Mesh(Ranks):
         targets = sorted(empty - {source} - dead)
         if source is None or not targets:
             return dataclasses.replace(report, empty=tuple(targets))
+        from .replicas import copy_names
+
         others = [rank for rank in self.ranks if rank not in targets and rank not in dead]
         copied, refused = copy_names(
             self.rank_set.part((source,), is_single=True),

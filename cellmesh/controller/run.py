@@ -4,7 +4,6 @@ a run, requests for input are answered, and the stop button interrupts it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import threading
@@ -16,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -35,6 +34,9 @@ from .kernel import is_leaving
 from .news import LOOK_UP_S, News
 from .output.printer import Printer
 from .stdin import Prompt, Questions
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -551,6 +553,8 @@ class Run(Generic[T]):
         """Wait for a condition in an asyncio loop; a request for input blocks the loop, as
         ``input()`` would. A cancelled task interrupts the run.
         """
+        import asyncio  # takes 15 ms, and its caller has it
+
         if not is_over():
             self._control.check_may_wait()
         can_answer = threading.get_ident() == threading.main_thread().ident
@@ -617,6 +621,8 @@ def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:
     """Return a future of the running asyncio loop, and a function that resolves it from another
     thread.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import socket
 import sys
 from collections.abc import Mapping
@@ -142,7 +141,7 @@ def own_torch() -> str:
 
 def own_python() -> str:
     """Return the version of Python in this process."""
-    return platform.python_version()
+    return sys.version.split()[0]
 
 
 def fits(python: str, other: str) -> bool:

@@ -13,7 +13,6 @@ from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
 from ..mesh import Mesh
 from ..output.calling_cell import current_sink
 from ..output.console import Sink
-from .launch.hosts import HostAgents
 from .launch.local import (
     Launcher,
     LocalAgent,
@@ -50,13 +49,13 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     ticket = _find_ticket(name, steal)
     check_ticket(ticket)
     if ticket.spans_hosts:
+        from .launch.hosts import HostAgents
+
         forget_if_dead(ticket.name, but=ticket.mark)
         ticket = find_agents(ticket)
-    launcher: Launcher = (
-        HostAgents(ticket, report=_show)
-        if ticket.spans_hosts
-        else LocalAgent(ticket, Process(ticket.agent_pid, ticket.agent_ticks))
-    )
+        launcher: Launcher = HostAgents(ticket, report=_show)
+    else:
+        launcher = LocalAgent(ticket, Process(ticket.agent_pid, ticket.agent_ticks))
     try:
         end = launcher.start()
     except HostError as error:

@@ -14,9 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import psutil
+from typing import TYPE_CHECKING, Literal
 
 from ...errors import HostError, MeshUsageError
 from ...wire import marks
@@ -32,6 +30,9 @@ from ...wire.ticket import (
 )
 from ..kernel import own_notebook
 from .standing import ask_agents, describe_left, end_agents, summarize
+
+if TYPE_CHECKING:
+    import psutil
 
 # The agent waits a second for ranks to exit, then kills them.
 _PATIENCE_S = 5.0
@@ -141,7 +142,7 @@ def _look_through_agents(ticket: Ticket) -> FoundMesh:
     if (holder := summarize(standings, own)) is not None:
         return FoundMesh(ticket, _state_of(holder), holder, unheard)
     # A firewall that was closed since refuses connections like a host without a listener.
-    is_held = psutil.pid_exists(ticket.controller_pid) and ticket.place == this_place()
+    is_held = os.path.exists(f"/proc/{ticket.controller_pid}") and ticket.place == this_place()
     is_dead = all(each.has_ended for each in standings) and not is_held
     return FoundMesh(ticket, "dead" if is_dead else "unheard", own if is_held else None, unheard)
 
@@ -246,6 +247,8 @@ def end(mesh: FoundMesh) -> bool:
     Raises:
         HostError: some of its hosts did not answer, or a process or the directory still exists.
     """
+    import psutil  # takes 7 ms here and below, and no attach needs it
+
     ticket = mesh.ticket
     if ticket.spans_hosts and mesh.state != "dead":
         if left_there := end_agents(ticket, _PATIENCE_S):
@@ -289,6 +292,8 @@ def forget_if_dead(name: str, but: str = "") -> None:
 
 def signal_all(processes: Iterable[psutil.Process], number: int) -> None:
     """Send a signal to processes, except those that have ended."""
+    import psutil
+
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
@@ -296,6 +301,8 @@ def signal_all(processes: Iterable[psutil.Process], number: int) -> None:
 
 def processes_of(ticket: Ticket) -> list[psutil.Process]:
     """Return the processes of a mesh on this host, the agent first if it runs."""
+    import psutil
+
     pids: list[int] = []
     if is_process(ticket.agent_pid, ticket.agent_ticks):
         with contextlib.suppress(psutil.Error):
@@ -319,6 +326,8 @@ def find_waiting(root: Path) -> list[psutil.Process]:
     Args:
         root: directory of all meshes, as `runtime_root` returns it.
     """
+    import psutil
+
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -360,6 +369,8 @@ def _hold(mesh: FoundMesh, now: float) -> str:
 
 def memory_bytes(processes: Iterable[psutil.Process]) -> int:
     """Return the memory of processes that have not ended, shared pages counted once (PSS)."""
+    import psutil
+
     total = 0
     for process in processes:
         with contextlib.suppress(psutil.Error):

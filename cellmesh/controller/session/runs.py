@@ -8,7 +8,7 @@ import collections
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import MeshUsageError, NoMeshError
 from ...stdlib import time
@@ -22,7 +22,6 @@ from ...wire.ranks import describe_ranks
 from ...wire.status import RankState
 from ...wire.values import PullNames
 from ...wire.verbs import Imports, InputCancelled, InputRequest, Logged, RunCall, RunCell
-from ..code_files.sync import CodeSync
 from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Watch
 from ..failure_summary import refuse_dead
 from ..metrics import Metrics
@@ -33,6 +32,9 @@ from ..output.printer import Printer
 from ..preload import Preloading
 from ..run import Run, WorkItem
 from .life import Life
+
+if TYPE_CHECKING:
+    from ..code_files.sync import CodeSync
 
 Command = Callable[[Core, float], Sequence[Effect]]
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import secrets
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
@@ -22,7 +21,6 @@ from ...wire.segment_pool import SegmentPool
 from ...wire.segments import memfd_name
 from ...wire.status import HostReport, Probe, RankState, ReadHost
 from ...wire.ticket import Ticket, remove_directory
-from ..code_files.sync import CodeSync
 from ..core.clocks import ClockOffset
 from ..core.core import Change, Core, Effect, HealReport, State
 from ..core.mesh_state import HostLost
@@ -34,14 +32,16 @@ from ..news import Reply
 from ..output.cell import Displays
 from ..output.console import ConsoleSink, Sink
 from ..preload import Preloading, describe_left_out
-from ..resizing import ONE_HOST, Resizing, resize
 from .hosts.connections import Connections
-from .hosts.start import bring_back, end_unheard, sync_through
 from .launch.local import Launcher, describe_full_disk, read_agent_log
 from .life import Life, StartProgress
 from .link import Link, warn
 from .runs import Runs
 from .surroundings import OwnSurroundings, describe_changes, fixed_names
+
+if TYPE_CHECKING:
+    from ..code_files.sync import CodeSync
+    from ..resizing import Resizing
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
@@ -114,7 +114,7 @@ class Session:
             dims=self.dims,
             settle_s=ticket.settle_s,
             auto_heal=ticket.auto_heal,
-            last_request=secrets.randbits(40),
+            last_request=int.from_bytes(os.urandom(5)),
             num_resizes=ticket.num_resizes,
             layout=ticket.layout,
         )
@@ -124,6 +124,8 @@ class Session:
         self.runs = Runs(self, self._link, ticket.num_ranks)
         self.code: CodeSync | None = None
         if ticket.roots:
+            from .hosts.start import sync_through
+
             self.code = sync_through(self._hosts, self._link, ticket)
         self._at_exit = AtExit(self._is_kept, self.stop, self._order_end, self._leave_alive)
         self._link.start(self.runs)  # last, as the agent's first message may need all of the above
@@ -243,6 +245,8 @@ class Session:
         """
         self.runs.check_usable(())
         if new_hosts and not self.has_hosts:
+            from ..resizing import ONE_HOST
+
             raise MeshUsageError(ONE_HOST)
         why_not, report = self._heal_once(new_hosts)
         if report.failure and not why_not and self._hosts.lost:
@@ -255,6 +259,8 @@ class Session:
         return dataclasses.replace(report, failure=why_not or report.failure)
 
     def _heal_once(self, new_hosts: str | Iterable[str] = ()) -> tuple[str, HealReport]:
+        from .hosts.start import bring_back
+
         post = self._link.post
         try:
             why_not = bring_back(self._hosts, self._launcher, post, new_hosts, self.code)
@@ -284,6 +290,8 @@ class Session:
         """
         self.runs.check_usable(())
         self._link.check_may_wait()
+        from ..resizing import resize
+
         return resize(
             plan,
             self.core,
@@ -386,6 +394,8 @@ class Session:
         if self.has_hosts:  # a host out of reach confirms nothing: its runs end here
             self.runs.post_if_open(lambda core, now: core.agent_ended("stopped"))
         self._leave()
+        from .hosts.start import end_unheard
+
         if left := end_unheard(self._hosts, self._launcher.ticket):
             warn(left)  # the ticket stays: `cellmesh stop` ends them later
         else:

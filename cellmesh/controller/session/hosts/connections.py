@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import secrets
+import os
 import select
 import time as clock
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....errors import HostError
 from ....wire import transport
@@ -18,12 +18,13 @@ from ....wire.messages import AgentFault, Ranked, Relay, Resize, Stop, Stopped
 from ....wire.process import FILES_A_HOST, make_room
 from ....wire.segment_pool import SegmentPool
 from ....wire.ticket import Ticket
-from ...code_files.sync import Answers, Make
 from ...core.clocks import ClockComparison, ClockOffset
 from ...news import Reply
 from ..connection import Connection, Message
-from ..launch.commands import describe_job_end
 from .fan import Fan, Gathering, Routed
+
+if TYPE_CHECKING:
+    from ...code_files.sync import Answers, Make
 
 
 class Connections:
@@ -61,7 +62,7 @@ class Connections:
         self._files: Gathering[FilesAnswer] = Gathering()
         self._replies: dict[int, Reply[Answers]] = {}  # by the number of their request
         # A late answer to an earlier controller must not be taken for one to this one.
-        self._last_request = secrets.randbits(40)
+        self._last_request = int.from_bytes(os.urandom(5))
         self._all: list[Connection] = []
 
     def open(self) -> None:
@@ -219,6 +220,8 @@ class Connections:
         """Return why a host's agent has ended, with the message of the job scheduler, if there is
         one.
         """
+        from ..launch.commands import describe_job_end
+
         said = describe_job_end(self._ticket, self._fan.name_of(index))
         return f"{reason}; {said}" if said and not self._fan.is_stopping else reason
 
