@@ -209,7 +209,8 @@ class MeshState:
         unsure = {rank for rank, run in self.held.items() if run < 0}
         for rank in unsure & (states.keys() - idle):
             del self.held[rank]
-        unsure &= self.with_work()  # about to begin, or holding back
+        sent = (run.ranks for run in self.pending.values() if run.is_work and run.is_sent)
+        unsure &= set[int]().union(*sent)  # about to begin, or holding back
         return idle - self.busy() - unsure - (self.held.keys() - resumable)
 
     def find_absent(self, pending: Pending, with_work: set[int]) -> set[int]:

@@ -189,6 +189,18 @@ CASES = {
         0,2 done heal -> resume 1; healed: healed
         1 done 7 -> finish 7; probe 0-2
         all answer #0 -> heal 0-2""",
+    "attaching: a run that is submitted at once waits for broken groups": """2 ranks attached
+        attached -> probe 0-1
+        run 8 on 0-1 -> -
+        all answer #2 broken -> heal 0-1
+        0-1 done heal -> healed: healed; run 8 on 0-1
+        0-1 done 8 -> finish 8
+        calm""",
+    "attaching: a run that is submitted and interrupted at once does not begin": """2 ranks attached
+        attached -> probe 0-1
+        run 8 on 0-1; interrupt 8 -> ...finish 8
+        all answer #2 -> resume 0-1
+        calm""",
     "attaching: a rank is dead": """3 ranks attached 1 is dead
         attached -> probe 0,2
         all answer #2 -> heal 0,2
