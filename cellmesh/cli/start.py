@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ..controller.options import read_project_options
+from ..controller.options import read_project_options, working_directory
 from ..controller.output.console import ConsoleSink
 from ..controller.session.alike import describe_ready
 from ..controller.session.life import show_progress
@@ -36,7 +35,9 @@ def start_command(num_ranks: int | None, wants_json: bool, **given: Any) -> None
       cellmesh stop dev
     """
     chosen = {key: value for key, value in given.items() if value not in (None, ())}
-    chosen.setdefault("lease_s", read_project_options(Path.cwd()).get("lease_s", NOTEBOOK_LEASE_S))
+    chosen.setdefault(
+        "lease_s", read_project_options(working_directory()).get("lease_s", NOTEBOOK_LEASE_S)
+    )
     if read_options({"num_ranks": num_ranks, **chosen}).lease_s <= 0:
         raise MeshUsageError("a mesh that nothing is attached to needs a lease, like --lease 30m")
     sink = ConsoleSink()

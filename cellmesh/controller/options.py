@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Unpack, cast, get_args, get_origin, get_type_hints
 
-from ..errors import MeshUsageError, did_you_mean
+from ..errors import HostError, MeshUsageError, did_you_mean
 from ..wire.environment import SET_BY_MESH, VISIBLE
 from ..wire.hosts import Host
 from ..wire.options import Duration, MeshOptions, StartOptions, Switch
@@ -42,6 +42,21 @@ class Options(MeshOptions, frozen=True, kw_only=True):
     command: str = ""
     sync: bool = True
     learns: bool = True
+
+
+def working_directory() -> Path:
+    """Return the working directory of this process, in which ranks begin.
+
+    Raises:
+        HostError: it was removed.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise HostError(
+            "the working directory of this process was removed, and ranks begin in it: change to "
+            "another (`cd`, `%cd ~`, os.chdir), or make it again and change to it"
+        ) from error
 
 
 def read_project_options(start: Path) -> dict[str, Any]:

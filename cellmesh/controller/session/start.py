@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -18,7 +17,7 @@ from ...wire.options import StartOptions
 from ...wire.ticket import Ticket, runtime_root
 from ..host_list import INVITING
 from ..kernel import own_kernel
-from ..options import Options, make_options, read_project_options
+from ..options import Options, make_options, read_project_options, working_directory
 from .launch.local import (
     Launcher,
     forked,
@@ -107,8 +106,9 @@ def read_options(given: Mapping[str, Any]) -> Options:
 
     Raises:
         MeshUsageError: an option is wrong.
+        HostError: the working directory was removed.
     """
-    options = read_project_options(Path.cwd())
+    options = read_project_options(working_directory())
     if given.get("num_ranks") is not None or given.get("mesh") is not None:
         # A size of the mesh in the call replaces both options of the project for it.
         options.pop("num_ranks", None)

@@ -31,7 +31,7 @@ from ....wire.ticket import (
     write_ticket,
 )
 from ...kernel import own_notebook
-from ...options import Options
+from ...options import Options, working_directory
 from ...preload import learned_modules, own_list
 from .prestart import Prestart
 
@@ -160,13 +160,7 @@ def make_ticket(options: Options) -> Ticket:
     """
     environment = ranks_environment(options)
     sys_path = [path for path in sys.path if isinstance(path, str)]
-    try:
-        cwd = os.getcwd()
-    except OSError as error:
-        raise HostError(
-            "the working directory of this process was removed, and ranks begin in it: change to "
-            "another (`%cd ~`, os.chdir), or make it again and change to it"
-        ) from error
+    cwd = str(working_directory())
     roots: Sequence[str] = ()
     if options.hosts:
         from ...code_files.scan import user_roots

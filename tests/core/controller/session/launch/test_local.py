@@ -20,6 +20,7 @@ from cellmesh.controller.session.launch.local import (
     make_ticket,
 )
 from cellmesh.controller.session.launch.prestart import conditions
+from cellmesh.controller.session.start import read_options
 from cellmesh.errors import HostError
 from cellmesh.wire.host import started_ticks
 from cellmesh.wire.marks import argument, kernel_of
@@ -86,6 +87,8 @@ def test_a_start_says_that_the_working_directory_was_removed(
     directory.rmdir()
     with pytest.raises(HostError, match="the working directory of this process was removed"):
         make_ticket(Options(num_ranks=1, mesh={"dp": 1}))
+    with pytest.raises(HostError, match="the working directory of this process was removed"):
+        read_options({"num_ranks": 1})
     pickled, _ = copying.gather({"x": 1}, ["x"])  # a rank there can copy names
     assert pickled.stream
 
