@@ -21,10 +21,13 @@ from typing import Literal
 import click
 import msgspec
 
+from .. import __version__
+from ..controller.options import MAX_RANKS
 from ..errors import CellmeshError, HostError
 from ..wire.limits import free_bytes
+from ..wire.marks import end_dead_meshes
 from ..wire.ticket import make_directory, remove_directory, runtime_root
-from .rendering import format_bytes, plural
+from .rendering import as_json, format_bytes, plural
 
 _PROBE = (sys.executable, "-c", "from cellmesh.cli.doctor import print_probe; print_probe()")
 _PROBE_S, _START_S, _COLLECTIVE_S, _SLOW_IMPORT_S = 180.0, 120.0, 30.0, 15.0
@@ -410,3 +413,46 @@ def probe_driver() -> Driver:
         return Driver()
     except pynvml.NVMLError as error:
         return Driver(error=str(error))
+
+
+@click.command()
+@click.option(
+    "-n",
+    "--ranks",
+    "num_ranks",
+    type=click.IntRange(1, MAX_RANKS),
+    metavar="N",
+    help="How many ranks you mean to run here; by default one a GPU, or one a core.",
+)
+@click.option(
+    "--no-start", is_flag=True, help="Do not start a mesh of 2 ranks to see that it works."
+)
+@click.option("--json", "wants_json", is_flag=True, help="Write the findings as JSON.")
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    num_ranks: int | None,
+    no_start: bool,
+    wants_json: bool,
+) -> None:
+    """Check whether meshes can run on this machine, and show how to fix problems.
+
+    Checks the causes of failed starts: torch and its backends, GPUs, memory and directories; then
+    starts a mesh of 2 ranks.
+    Nothing is changed, except that remaining processes of a mesh whose agent was killed are ended.
+    The exit code is 1 if there is a problem, else 0; a warning is no problem.
+
+    \b
+    Examples:
+      cellmesh doctor
+      cellmesh doctor -n 64           is there enough for 64 ranks?
+      cellmesh doctor --json --no-start
+    """
+    end_dead_meshes(runtime_root())
+    findings = [*examine(num_ranks, not no_start)]
+    if wants_json:
+        click.echo(as_json({"version": __version__, "findings": findings}))
+    else:
+        echo_findings(findings)
+    if any(finding.status == "problem" for finding in findings):
+        ctx.exit(1)

@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cellmesh as cm
-from cellmesh.cli.main import TICKET_VARIABLE, main, read_given
+from cellmesh.cli.agent import TICKET_VARIABLE, read_given
+from cellmesh.cli.main import main
 from cellmesh.errors import HostError
 from cellmesh.wire.host import Place
 from cellmesh.wire.own_file import to_json
@@ -48,7 +49,7 @@ def test_wrong_usage_is_an_error_that_says_what_is_right(line: str, message: str
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where tickets lie; a short path, as pytest's own may be too long for a socket's address."""
     with tempfile.TemporaryDirectory(prefix="cm") as directory:
-        monkeypatch.setattr("cellmesh.cli.main.runtime_root", lambda: Path(directory) / "root")
+        monkeypatch.setattr("cellmesh.cli.meshes.runtime_root", lambda: Path(directory) / "root")
         yield Path(directory) / "root"
 
 
