@@ -144,8 +144,13 @@ FEATURES = (
         "controller/output/",
     ),
     Feature(
+        "scripts",
+        260,
+        "controller/script.py workers/rank/script.py",
+    ),
+    Feature(
         "input and debugger",
-        225,
+        250,
         "controller/stdin.py workers/rank/stdin.py workers/rank/debugger.py",
     ),
     Feature(

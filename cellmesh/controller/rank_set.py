@@ -62,6 +62,7 @@ class RankSet:
         num_bytes: int = 0,
         channel: Channel = "work",
         sink: Sink | None = None,
+        printer: Printer | None = None,
     ) -> Run[Any]:
         """Send work to the ranks as a run, without waiting for its end; wait only while too much
         work is queued for the ranks.
@@ -74,6 +75,7 @@ class RankSet:
             channel: ``control`` for work of a rank's control thread, beside the run that the rank
                 executes.
             sink: shows the output; None for the calling notebook cell or the console.
+            printer: shows the output in place of a printer with the sink.
 
         Raises:
             NoMeshError: the mesh has ended.
@@ -83,12 +85,13 @@ class RankSet:
         verb: Work = Request(0, work) if isinstance(work, FeatureRequest) else work  # type: ignore[arg-type]
         kind = type(work)
         item = WorkItem(verb, kind, self.ranks, buffers, title, channel, num_bytes, self.is_single)
-        sink = sink or current_sink(session.displays)
-        # The caller of a query reports its failures, so remarks would repeat them.
-        sink = Unremarked(sink) if kind.is_query else sink
-        hold_s = HOLD_HOSTS_S if session.has_hosts else HOLD_S
-        folds_numbers = session.displays.folds_numbers
-        printer = Printer(self.ranks, sink, kind.is_user_code, hold_s, folds_numbers)
+        if printer is None:
+            sink = sink or current_sink(session.displays)
+            # The caller of a query reports its failures, so remarks would repeat them.
+            sink = Unremarked(sink) if kind.is_query else sink
+            hold_s = HOLD_HOSTS_S if session.has_hosts else HOLD_S
+            folds_numbers = session.displays.folds_numbers
+            printer = Printer(self.ranks, sink, kind.is_user_code, hold_s, folds_numbers)
         run = session.runs.start_run(item, printer)
         if buffers and isinstance(buffers[0], SegmentFrame):
             run.on_end([*buffers].clear)  # the segment is not reused before

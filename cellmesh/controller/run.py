@@ -81,6 +81,7 @@ class WorkItem(msgspec.Struct, frozen=True):
             execution_count,
             self.kind.fills,
             lends,
+            self.kind.is_whole,
         )
         return Parcel(relay, tuple(frames))
 

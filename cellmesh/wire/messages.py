@@ -40,6 +40,7 @@ from .verbs import (
     PostMortem,
     RunCall,
     RunCell,
+    RunScript,
     Skipped,
     Timing,
 )
@@ -54,7 +55,7 @@ AnyRequest = (
     | trace.AnyRequest
 )  # fmt: skip
 
-PROTOCOL = 14
+PROTOCOL = 15
 
 Channel = Literal["work", "control"]
 
@@ -70,7 +71,7 @@ class Relay(Verb, frozen=True):
     `execution_count` (0: no cell) are for a controller that attaches while the run is in flight.
     `fills`: the message may bind names in the user's namespace (a cell, a call, a push), which is
     empty on a new rank. `lends`: the last frame names a segment, which the agent keeps open until
-    the run has ended.
+    the run has ended. `is_whole`: all text of the run is sent, without a limit.
     """
 
     ranks: tuple[int, ...]
@@ -81,6 +82,7 @@ class Relay(Verb, frozen=True):
     execution_count: int = 0
     fills: bool = False
     lends: bool = False
+    is_whole: bool = False
 
 
 class Restart(Verb, frozen=True):
@@ -200,16 +202,24 @@ class Request(WorkVerb, frozen=True):
     body: AnyRequest
 
 
+class Signal(Verb, frozen=True):
+    """Ask a rank to send its own process a signal."""
+
+    number: int
+
+
 class Leave(Verb, frozen=True):
     """Ask a rank to run its atexit handlers, and to exit with code 0."""
 
 
 Work = (
-    RunCell | RunCall | PushNames | PushParts | GatherParts | PullNames | SetMesh | Heal
+    RunCell | RunCall | RunScript | PushNames | PushParts | GatherParts | PullNames | SetMesh | Heal
     | PostMortem | Request
 )  # fmt: skip
 ToMainThread = Work | Resume
-Control = Interrupt | Pause | Release | Probe | Request | Stacks | Describe | InputReply | Leave
+Control = (
+    Interrupt | Pause | Release | Probe | Request | Stacks | Describe | InputReply | Leave | Signal
+)
 
 
 # ---------------------------------------------------------------- rank -> agent
@@ -261,7 +271,9 @@ class Failed(Verb, frozen=True):
     which other ranks would not join, after `waited_s` seconds. `whole_traceback` has the frames of
     libraries that `traceback` leaves out, "" if there are none. `in_step`: the exception left an
     optimizer's step, which may have changed only some parameters. `begun`: the last collective that
-    a released rank has begun, with its number and group; "" after a message.
+    a released rank has begun, with its number and group; "" after a message. `status`: exit status
+    of a script, whose place is in `inner`, as ``train.py:31``; its traceback, which the rank has
+    printed, is "".
     """
 
     run: int
@@ -279,6 +291,7 @@ class Failed(Verb, frozen=True):
     inner: str = ""
     whole_traceback: str = ""
     begun: str = ""
+    status: int = 1
 
 
 # Part of the reason (`Died`) for which gloo has ended a rank's process.

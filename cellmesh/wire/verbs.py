@@ -36,6 +36,7 @@ class WorkVerb(Verb, frozen=True):
             value.
         fills: whether it may bind names in a rank's namespace (`Relay`).
         needs_room: whether it waits while too many runs or bytes are in flight.
+        is_whole: whether all of its output is sent, without a limit.
     """
 
     is_cell: ClassVar[bool] = False
@@ -43,6 +44,7 @@ class WorkVerb(Verb, frozen=True):
     is_query: ClassVar[bool] = False
     fills: ClassVar[bool] = False
     needs_room: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = False
 
 
 class FeatureRequest(WorkVerb, frozen=True):
@@ -94,6 +96,34 @@ class RunCall(WorkVerb, frozen=True):
     function: bytes = b""
 
 
+class RunScript(WorkVerb, frozen=True):
+    """Ask ranks to run a Python file or module as their ``__main__``, as torchrun does.
+
+    Attributes:
+        run: the run.
+        path: path of the file, as typed, or name of the module.
+        argv: arguments after the program's name in ``sys.argv``.
+        is_module: whether `path` names a module (``-m``).
+        is_shared: whether the script uses the ranks' namespace (``%run -i``), rather than that of
+            a new process.
+        keeps: whether the ranks are used afterwards, with the script's names in their namespace.
+        is_terminal: whether a terminal shows the output: ``sys.stdout.isatty()``, and progress
+            bars are sent as `Bar`, not as text.
+    """
+
+    is_user_code: ClassVar[bool] = True
+    fills: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
+
+    run: int
+    path: str
+    argv: tuple[str, ...] = ()
+    is_module: bool = False
+    is_shared: bool = False
+    keeps: bool = False
+    is_terminal: bool = False
+
+
 class PostMortem(WorkVerb, frozen=True):
     """Ask a rank to open the debugger at the frame where its last exception was raised."""
 
@@ -139,12 +169,15 @@ class Logged(Verb, frozen=True):
 
 
 class InputRequest(Verb, frozen=True):
-    """A rank's request for a line of input from the user (``input()``, ``getpass()``, debugger)."""
+    """A rank's request for a line of input from the user (``input()``, ``getpass()``, debugger);
+    `is_raw`: for the next bytes of standard input, which a script reads, as Latin-1.
+    """
 
     run: int
     request: int
     prompt: str
     is_password: bool = False
+    is_raw: bool = False
 
 
 class InputCancelled(Verb, frozen=True):

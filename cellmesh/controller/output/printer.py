@@ -77,7 +77,9 @@ class Printer:
         are not shown are raised by `Run.result`.
         """
         if type(verb) is Failed and self._shows_traces and is_shown:
-            if verb.released:  # the exception raised at the end has it
+            if not verb.traceback:  # of a script, whose rank has printed it
+                pass
+            elif verb.released:  # the exception raised at the end has it
                 self._released.append((ranks, verb))
             else:
                 self.feed(ranks, verb, now)

@@ -44,7 +44,7 @@ from ...wire.messages import (
     StoreUp,
 )
 from ...wire.status import Phase, RankInfo
-from ...wire.verbs import StreamName
+from ...wire.verbs import Output, StreamName
 from ..rank.stdout import Gate
 from .merger import Answers, Merger
 
@@ -67,6 +67,7 @@ class RankRecord:
     why_killed: str = ""  # why the agent kills it; "" otherwise
     # The runs among `runs` that may bind names of the user (`Relay.fills`).
     filling: set[int] = field(default_factory=set)
+    whole: int = -1  # the last run whose text is not bounded (`Relay.is_whole`)
     # How its predecessor ended, until a run of `filling` succeeds; the predecessor's last lines.
     predecessor_ending: str = ""
     last_output: str = ""
@@ -353,7 +354,9 @@ class Supervisor:
         """Handle text that a rank has written to its descriptor 1 or 2."""
         state = self._ranks[rank]
         run = state.runs[0] if state.runs else state.last_run
-        for verb in state.gate.admit(run, stream, text, now):
+        is_whole = run >= 0 and run == state.whole
+        admitted = [Output(run, stream, text)] if is_whole else None
+        for verb in admitted or state.gate.admit(run, stream, text, now):
             self._merger.add(rank, Parcel(verb), now)
         return []
 
@@ -372,6 +375,8 @@ class Supervisor:
                     state.phase = "running"
                     if fills:
                         state.filling.add(run)
+                    if order.is_whole:
+                        state.whole = run
         if run >= 0 and ranks:
             self._merger.expect(run, len(ranks))
         return [ToRanks(tuple(ranks), order.channel, frames)] if ranks else []

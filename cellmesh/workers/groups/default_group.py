@@ -142,6 +142,7 @@ class DefaultGroup:
     def __init__(self, calls: ProgramCalls, backend: str, rank: int) -> None:
         self._calls, self._backend, self._rank = calls, backend, rank
         self.pid = os.getpid()
+        self._is_script = False
         self.mesh_world: Any = c10d._world
         self.own: set[str] = set()
         self.destroyed_by: Sequence[tuple[types.CodeType, int]] = ()
@@ -174,6 +175,8 @@ class DefaultGroup:
 
     def init(self, asked: dict[str, Any]) -> None:
         """Carry out a call of ``init_process_group``; `asked`: its arguments by name."""
+        if self._is_script and dist.is_initialized():
+            torch_init_process_group()  # raises
         call = _read(asked)
         is_whole = call.size in (None, self._calls.world_size) and call.rank in (None, self._rank)
         backend = asked["backend"]
@@ -239,6 +242,16 @@ class DefaultGroup:
             if dist.is_initialized():
                 self.destroy(None)
             use(self.mesh_world)
+
+    def hide(self) -> None:
+        """Make torch use no default group until a script makes one, which it may do once."""
+        self._is_script = True
+        use(World())
+
+    def show(self) -> None:
+        """Make torch use the mesh's groups again, after a script."""
+        self._is_script = False
+        self.restore()
 
     def retire(self) -> None:
         """Unset the mesh's default group in torch before the mesh is resized, but keep torch's

@@ -127,6 +127,13 @@ class Groups:
         self._store.gather(f"{self._prefix}/start", self.world_size)
         self._init_process_group()
 
+    def hide(self, undo: contextlib.ExitStack) -> None:
+        """Let a script find torch as in a new process, without a default process group; `undo`
+        brings the mesh's back.
+        """
+        self._default.hide()
+        undo.callback(self._default.show)
+
     def build_mesh(self, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
         """Make a DeviceMesh over all ranks; a collective of all ranks."""
         self._default.restore()

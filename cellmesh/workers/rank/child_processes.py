@@ -45,6 +45,9 @@ _MAX_CONSTANTS = 1000
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
+plain_dump = reduction.dump
+
+
 class _Call:
     """An object whose pickle is a function call: loading the pickle calls the function and returns
     its result.

@@ -16,7 +16,7 @@ from ...wire.codec import Parcel, at_rank_for_control, encode
 from ...wire.faults import Faults
 from ...wire.groups import Blueprint, Describe
 from ...wire.inspect import Refusal
-from ...wire.messages import Done, Interrupt, Leave, Release, Request
+from ...wire.messages import Done, Interrupt, Leave, Release, Request, Signal
 from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stopping import QUIET_MAX_S, Pause, Steps, StopState
 from ...wire.stream import Channel
@@ -153,6 +153,8 @@ class ControlThread:
                 if not start_thread(self._answer_query, verb):
                     pickled, _ = payload.dumps(Refusal("RuntimeError", _NO_THREAD), "the answer")
                     self._answer(Parcel(Done(verb.run, pickled)))
+            case Signal():
+                os.kill(os.getpid(), verb.number)
             case Leave():
                 _leave()
 

@@ -19,7 +19,7 @@ from ...wire.groups import Heal, SetMesh
 from ...wire.messages import Done, Failing, Request, Work, interrupted_unbegun
 from ...wire.segments import MIN_BYTES
 from ...wire.values import GatherParts, PullNames, PushNames, PushParts
-from ...wire.verbs import Imports, PostMortem, RunCall, RunCell, Timing
+from ...wire.verbs import Imports, PostMortem, RunCall, RunCell, RunScript, Timing
 from ..linux_process import PROGRAM, flush_c_stdio
 from ..preload import ImportTimes
 from ..run_tracker import RunRecord, RunTracker, name_of
@@ -31,6 +31,7 @@ from .features import Packed, RankContext
 from .given_names import GivenNames, resize
 from .imports import load
 from .memory import MemoryMeter
+from .script import run_script
 from .shell import remember_error
 from .streams import Pump
 from .value_transfer import (
@@ -96,6 +97,7 @@ class Executor:
         self._table: Mapping[type, Callable[[Any, tuple[Frame, ...]], Any]] = {
             RunCell: self._cell,
             RunCall: self._call,
+            RunScript: self._script,
             PushNames: self._push,
             PushParts: self._push_parts,
             PullNames: self._pull,
@@ -138,7 +140,7 @@ class Executor:
         else:
             if self._end_child is not None or (self._bars is not None and self._bars.has_news):
                 self._note_end(work.run, None)
-            if self._ledger.num_doubts != num_doubts and type(work) in (RunCell, RunCall):
+            if self._ledger.num_doubts != num_doubts and work.is_user_code:
                 self._context.look_after_failure()  # user code has caught a stop or a release
             answer = outcome if outcome is not None else make_parcel((Done(work.run), ()))
             if self._ledger.touched:
@@ -248,6 +250,16 @@ class Executor:
             sys.settrace(None)  # of the debugger
             record.end_s = time.monotonic()
         return None if result is None else self._value(work.run, result, "the result")
+
+    def _script(self, work: RunScript, buffers: tuple[Frame, ...]) -> BaseException | None:
+        record = RunRecord(work.run, os.path.basename(work.path), 0, time.monotonic())
+        self._tracker.records.append(record)
+        on_failing = functools.partial(self._pump.send, Parcel(Failing(work.run)))
+        try:
+            return run_script(work, self._context, self._pump, self._failures, on_failing)
+        finally:
+            sys.settrace(None)  # of a debugger
+            record.end_s = time.monotonic()
 
     def _push(self, work: PushNames, buffers: tuple[Frame, ...]) -> None:
         names = payload.loads(work.payload, buffers)

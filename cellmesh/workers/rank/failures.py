@@ -58,6 +58,14 @@ _HINTS = {
 }
 
 
+class ScriptFailed(Exception):
+    """Stands for an exception of a script, which its rank has printed."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.text)
+        self.failed = failed
+
+
 @dataclass(eq=False)
 class Failures:
     """Describes the failed runs (cells and calls) of a rank for the user."""
@@ -71,6 +79,8 @@ class Failures:
         """Return the `Failed` answer for a run that raised an exception, even if the exception's
         methods raise.
         """
+        if isinstance(error, ScriptFailed):
+            return Parcel(error.failed)
         try:
             return self._failure(run, error)
         except BaseException as why:
@@ -98,6 +108,25 @@ class Failures:
         stopped = (Released if stop is None else stop.kind)().with_traceback(traceback_of(error))
         stopped.__cause__ = error
         return stopped
+
+    def of_script(self, run: int, error: BaseException, status: int) -> ScriptFailed:
+        """Return an exception that describes the one that a script has raised, without holding its
+        frames.
+        """
+        tb = traceback_of(error)
+        return ScriptFailed(
+            Failed(
+                run,
+                name_of(error),
+                text_of(error),
+                "",
+                0,
+                why_no_payload="it is a script's",
+                in_step=interrupted_step(tb),
+                inner=self._shell.place_of(tb).inner,
+                status=status,
+            )
+        )
 
     def _failure(self, run: int, error: BaseException) -> Parcel[Failed]:
         text, tb = text_of(error), traceback_of(error)

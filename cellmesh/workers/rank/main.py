@@ -52,7 +52,7 @@ from .memory import MemoryMeter
 from .shell import RankShell
 from .stdin import Asker
 from .stdout import Log
-from .streams import Pump, RankStream, Show
+from .streams import DISPLAYS, Pump, RankStream, Show
 from .value_transfer import NotebookClasses, SegmentLink
 
 # Made before the fork: the types of its messages take a millisecond.
@@ -282,9 +282,9 @@ def _set_environment(options: RankOptions) -> None:
     """Set the environment variables of torchrun (torch.distributed.elastic), so that code written
     for it runs unchanged.
 
-    The exception is TORCHELASTIC_USE_AGENT_STORE: with it, processes that a rank starts would all
-    be clients of an address that one of them has to serve. The rank itself does not need it
-    (`groups.program_calls`).
+    The exception, but for scripts, is TORCHELASTIC_USE_AGENT_STORE: with it, processes that a rank
+    starts would all be clients of an address that one of them has to serve. The rank itself does
+    not need it (`groups.program_calls`).
     """
     values = {
         "RANK": str(options.rank),
@@ -298,9 +298,11 @@ def _set_environment(options: RankOptions) -> None:
         "ROLE_WORLD_SIZE": str(options.world_size),
         "MASTER_ADDR": options.master_addr,
         "MASTER_PORT": str(options.master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(options.incarnation),
+        "TORCHELASTIC_RESTART_COUNT": str(options.incarnation - 1),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": options.mesh_name,
+        "TORCHELASTIC_ERROR_FILE": options.log_path.removesuffix(".log") + ".error.json",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "OMP_NUM_THREADS": str(options.num_threads),
     }
     os.environ.update(values)  # by keywords, it would check all kinds of mappings: 200 pages
@@ -317,10 +319,9 @@ def _set_environment(options: RankOptions) -> None:
 
 
 def choose_displays() -> None:
-    """Set the variables that matplotlib and plotly read when they are imported."""
-    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    # As plotly chooses in a kernel. On a rank, it would choose to send 5 MB of JavaScript.
-    os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
+    """Set the variables of `DISPLAYS` that are not set."""
+    for name, value in DISPLAYS.items():
+        os.environ.setdefault(name, value)
 
 
 def _reseed() -> None:

@@ -57,7 +57,7 @@ class RankShell(InteractiveShell):
     compiler_class = Type(RankCompiler)
     compile: RankCompiler
     show: Show = AnyTrait()  # type: ignore[assignment]
-    ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
+    ask: Callable[..., str] = AnyTrait()  # type: ignore[assignment]
     cell_source = ""
     quiet_cell = False
     # Errors that IPython has shown as tracebacks while the cell runs, with which the cell fails.
@@ -293,7 +293,7 @@ class RankShell(InteractiveShell):
         return self.render_traceback(error)[0]
 
     def _render(self, error: BaseException) -> str:
-        kind, tb = type(error), _skip_machinery(traceback_of(error))
+        kind, tb = type(error), skip_machinery(traceback_of(error))
         if issubclass(kind, UsageError):
             return f"UsageError: {error}"
         if issubclass(kind, SystemExit):
@@ -370,9 +370,11 @@ def _forget_syntax_trees() -> None:
             getattr(getattr(owner, name, None), "cache_clear", int)()
 
 
-def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:
+def skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:
     """Return the part of a traceback that starts at its first frame of user code."""
-    while tb is not None and is_machinery(tb.tb_frame):
+    while tb is not None and (
+        is_machinery(tb.tb_frame) or tb.tb_frame.f_code.co_filename == "<frozen runpy>"
+    ):
         tb = tb.tb_next
     return tb
 

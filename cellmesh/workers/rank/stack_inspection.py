@@ -31,6 +31,8 @@ from ...stdlib import threading
 from ..static_lookup import module_of, traceback_of
 
 _MACHINERY = ("IPython.core.", "cellmesh.")
+OWN_FOLDER = str(Path(__file__).parents[2]) + "/"
+_RUNS_SCRIPTS = str(Path(__file__).with_name("script.py"))
 
 # The collector's state is per process: only the last user of `collector_off` may enable it again.
 _LOCK = threading.Lock()
@@ -291,7 +293,7 @@ class Place:
     execution_count: int = 0  # ``In[n]`` of the cell that runs, 0 in a call
     line: int = 0  # innermost line of that cell
     # "In[8] line 10" for a function of another cell that this line called; "train.py line 4" for a
-    # file that it ran.
+    # file that it ran; "train.py:4" in a script.
     inner: str = ""
 
 
@@ -304,14 +306,19 @@ def place_of(frames: Iterable[tuple[types.CodeType, int]], shell: Cells) -> Plac
     """
     cells: list[tuple[types.CodeType, int, int]] = []
     script: tuple[str, int] = "", 0  # position in a file that a cell runs or imports
+    is_script, place = False, ""
     for code, line in frames:
+        name = code.co_filename
+        is_script |= name == _RUNS_SCRIPTS
+        if is_script and name.startswith("/") and not name.startswith((*_LIBRARIES, OWN_FOLDER)):
+            place = f"{Path(name).name}:{line}"
         if (count := shell.cell_of(code.co_filename)) > 0:
             cells.append((code, count, line))
             script = "", 0
         elif cells and (code.co_filename == script[0] or (_runs_file(code) and not script[0])):
             script = code.co_filename, line
     if not cells:
-        return Place()
+        return Place(inner=place)
     first, count, _ = cells[0]
     code, inner_count, inner_line = cells[-1]
     # The outermost frame of a running cell is the cell's own; that of a call is a function's.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import getpass
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from .shell import RankShell
 # Interval at which an asking thread checks whether its run still executes.
 _LOOK_S = 0.5
 _MAX_PROMPT = 10_000
+PLAIN_INPUT, PLAIN_GETPASS = builtins.input, getpass.getpass
 
 
 class _Question:
@@ -66,8 +68,8 @@ class Asker:
         getpass.getpass = ask_password
         shell.ask = self.ask
 
-    def ask(self, prompt: str, is_password: bool = False) -> str:
-        """Request a line of input from the user, and wait for it.
+    def ask(self, prompt: str, is_password: bool = False, is_raw: bool = False) -> str:
+        """Request a line of input from the user, or bytes (`is_raw`), and wait for it.
 
         Raises:
             EOFError: the user ended the input (Ctrl-D), the front end supports none, or the cell
@@ -85,7 +87,7 @@ class Asker:
             question = self._question = _Question(self._num_asked)
             try:
                 end = prompt[-_MAX_PROMPT:]
-                self._send(Parcel(InputRequest(run, question.request, end, is_password)))
+                self._send(Parcel(InputRequest(run, question.request, end, is_password, is_raw)))
                 while not question.answered.wait(_LOOK_S):
                     if run != self._tracker.main_run:
                         raise EOFError("the cell that asked has ended")
@@ -104,3 +106,37 @@ class Asker:
         if question is not None and question.request == request:
             question.text, question.is_end = text, is_end
             question.answered.set()
+
+
+class ScriptInput(io.RawIOBase):
+    """The standard input of a script, whose bytes are requested from the controller as the script
+    reads them: they may be meant for another program.
+
+    Args:
+        ask: `Asker.ask`.
+    """
+
+    def __init__(self, ask: Callable[..., str]) -> None:
+        self._ask, self._left = ask, b""
+
+    @property
+    def name(self) -> str:
+        return "<stdin>"
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        """Return the rank's descriptor 0, which is empty."""
+        return 0
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._left:
+            try:
+                self._left = self._ask("", is_raw=True).encode("latin-1")
+            except EOFError:
+                return 0
+        with memoryview(buffer).cast("B") as view:
+            size = min(len(view), len(self._left))
+            view[:size], self._left = self._left[:size], self._left[size:]
+        return size

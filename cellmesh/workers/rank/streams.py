@@ -25,7 +25,7 @@ from IPython.core.displaypub import DisplayPublisher
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
 from ...wire.messages import Done, Failed
-from ...wire.verbs import Display, DisplayKind, StreamName
+from ...wire.verbs import Display, DisplayKind, Output, StreamName
 from ..run_tracker import RunTracker
 from .stdout import Gate, Log
 
@@ -48,6 +48,13 @@ _MAX_TEXT = 1000
 _MORE_FOLLOWS_S = 0.005
 _MAX_ANSWERS = 16
 
+# Variables by which matplotlib and plotly, as they are imported, choose to show in a notebook. On a
+# rank, plotly would choose to send 5 MB of JavaScript.
+DISPLAYS = {
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    "PLOTLY_RENDERER": "plotly_mimetype",
+}
+
 Post = Callable[[Sequence[Parcel[Any]]], None]
 
 
@@ -65,6 +72,7 @@ class Pump:
         self._post = post
         self._log = log
         self._gate = Gate(time.monotonic())
+        self.is_whole = False  # whether all text is sent, without a limit
         self._lock = threading.RLock()
         # Appended to without the lock, as a print must be cheap; `_flush` takes from the other end.
         self._pieces: collections.deque[tuple[int, StreamName, str]] = collections.deque()
@@ -174,8 +182,9 @@ class Pump:
             self._flushed_at = now
             self._log.append("".join(text for _, _, text in pieces))
             for run, stream, text in _join(pieces):
+                whole = [Output(run, stream, text)] if self.is_whole else None
                 self._deferred += [
-                    Parcel(verb) for verb in self._gate.admit(run, stream, text, now)
+                    Parcel(verb) for verb in whole or self._gate.admit(run, stream, text, now)
                 ]
         if and_post and self._deferred:
             self._post(self._deferred)
@@ -204,46 +213,30 @@ def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, Stre
     return [(run, stream, "".join(texts)) for run, stream, texts in joined]
 
 
-class RankStream(io.TextIOBase):
-    """A rank's `sys.stdout` or `sys.stderr`, whose text appears below the cell that printed it."""
+class RankStream(io.TextIOWrapper):
+    """A rank's `sys.stdout` or `sys.stderr`, whose text appears below the cell that printed it.
+
+    Attributes:
+        is_terminal: whether ``isatty()`` is true.
+        takes_bars: whether progress bars are sent as such, rather than drawn as text.
+    """
+
+    is_terminal, takes_bars = False, True
 
     def __init__(self, name: StreamName, pump: Pump, tracker: RunTracker) -> None:
-        self._name: StreamName = name
+        self._stream: StreamName = name
         self._pump = pump
         self._tracker = tracker
-        self._bytes = _ByteStream(self)
+        super().__init__(_ByteStream(self, name), "utf-8", "replace", write_through=True)
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "replace"
-
-    @property
-    def name(self) -> str:
-        return f"<{self._name}>"
-
-    @property
-    def buffer(self) -> io.RawIOBase:
-        """The binary stream to the same output, as ``sys.stdout.buffer``."""
-        return self._bytes
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        """Return the rank's descriptor 1 or 2, to which subprocesses may write; it is a pipe that
-        the agent reads.
-        """
-        return 1 if self._name == "stdout" else 2
+    def isatty(self) -> bool:
+        return self.is_terminal
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if text:
-            self._pump.write(self._tracker.current(), self._name, text)
+            self._pump.write(self._tracker.current(), self._stream, text)
         return len(text)
 
     def flush(self) -> None:
@@ -254,12 +247,19 @@ class RankStream(io.TextIOBase):
 
 
 class _ByteStream(io.RawIOBase):
-    def __init__(self, stream: RankStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: RankStream, name: StreamName) -> None:
+        self._stream, self._descriptor = stream, 1 if name == "stdout" else 2
+        self.name = f"<{name}>"
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def writable(self) -> bool:
         return True
+
+    def fileno(self) -> int:
+        """Return the rank's descriptor 1 or 2, to which subprocesses may write; it is a pipe that
+        the agent reads.
+        """
+        return self._descriptor
 
     def write(self, data: Any) -> int:
         view = memoryview(data)

@@ -12,14 +12,13 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from IPython.core.compilerop import CachingCompiler, PyCF_MASK
 from IPython.core.ultratb import AutoFormattedTB
 
 from ...wire import payload
-from .stack_inspection import is_own_code, is_user_code, parse_again, shorten_path
+from .stack_inspection import OWN_FOLDER, is_own_code, is_user_code, parse_again, shorten_path
 
 # Marks around a rendered frame of a library; no frame of user code contains such characters, as
 # its source is text.
@@ -27,7 +26,6 @@ _BEGIN, _MIDDLE, _END = "\x00[", "\x00|", "\x00]"
 _LEFT_OUT = "\x00-"  # a frame of cellmesh, which is removed with the end of its line
 _ONE = re.compile(r"\x00\[(?P<place>[^\x00]*)\x00\|(?P<text>[^\x00]*)\x00\]")
 _RUN = re.compile(r"(?:\x00\[[^\x00]*\x00\|[^\x00]*\x00\]\n?)+")
-_OWN = str(Path(__file__).parents[2]) + "/"
 
 
 class _Renderer(AutoFormattedTB):
@@ -53,7 +51,7 @@ class _Renderer(AutoFormattedTB):
 
 def without_own(frames: Iterable[Any]) -> list[Any]:
     """Return the frame summaries of a traceback that are not of cellmesh."""
-    return [frame for frame in frames if not frame.filename.startswith(_OWN)]
+    return [frame for frame in frames if not frame.filename.startswith(OWN_FOLDER)]
 
 
 def format_without_own_frames(error: traceback.TracebackException) -> str:
