@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-
 import click
 
 from ..controller.session.living import (
     FoundMesh,
+    describe_waiting,
     end,
+    end_waiting,
     find_meshes,
     find_waiting,
     memory_bytes,
     processes_of,
-    signal_all,
 )
 from ..errors import CellmeshError, did_you_mean
 from ..wire.ticket import find_strange, runtime_root
@@ -37,9 +36,9 @@ def ps(wants_json: bool) -> None:
     (the notebook's kernel or the script that holds it; without a controller, the remaining time of
     the lease), its age, and the memory of all its processes together, shared pages counted once.
 
-    Lines below the table name the processes that notebooks keep for their next meshes, and count
-    the peers that a mesh's sockets have refused because they had no key of the mesh. The state of a
-    mesh on many hosts comes from its agents.
+    Lines below the table name the processes that wait for the next mesh of a notebook or the next
+    `cellmesh run`, and count the peers that a mesh's sockets have refused because they had no key
+    of the mesh. The state of a mesh on many hosts comes from its agents.
 
     If a mesh is dead after a crash, the command ends its remaining processes, removes its files,
     and reports this.
@@ -63,8 +62,8 @@ def ps(wants_json: bool) -> None:
     else:
         echo_meshes(rows, problems)
         for process in find_waiting(runtime_root()):
-            memory = format_bytes(memory_bytes([process]))
-            click.echo(f"process {process.pid} waits for the next mesh of its notebook: {memory}")
+            aim, memory = describe_waiting(process, runtime_root())
+            click.echo(f"process {process.pid} waits for {aim}: {format_bytes(memory)}")
 
 
 @click.command()
@@ -79,7 +78,7 @@ def stop(names: tuple[str, ...], wants_all: bool) -> None:
     """Stop meshes: end all their processes and remove their files.
 
     All values in the ranks' memory are lost. The notebook keeps running and may start another mesh.
-    --all also ends the zygotes that notebooks keep for their next meshes.
+    --all also ends the zygotes that wait for the next meshes of notebooks and shells.
 
     \b
     Examples:
@@ -92,7 +91,7 @@ def stop(names: tuple[str, ...], wants_all: bool) -> None:
     waiting = find_waiting(runtime_root()) if wants_all else []
     if wants_all and not (found or waiting):
         click.echo("no mesh is running")
-    signal_all(waiting, signal.SIGTERM)
+    end_waiting(waiting)
     for process in waiting:
         click.echo(f"stopped process {process.pid}, which waited for the next mesh")
     failures = []

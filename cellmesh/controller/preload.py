@@ -31,11 +31,12 @@ def own_list() -> Path:
 
 @functools.cache  # the user may change the working directory
 def _own_project() -> str:
-    """Return this process's script, or a notebook's project: the nearest directory with a
-    ``pyproject.toml``, or else the directory that the notebook begins in.
+    """Return this process's script; or the project of a notebook or a ``cellmesh`` command: the
+    nearest directory with a ``pyproject.toml``, or else the directory that it begins in.
     """
     script: str | None = getattr(sys.modules.get("__main__"), "__file__", None)
-    if own_kernel() is None and script is not None:
+    is_command = f"{__name__.partition('.')[0]}.cli.main" in sys.modules
+    if own_kernel() is None and script is not None and not is_command:
         return os.path.abspath(script)
     here = Path.cwd()
     places = (place for place in (here, *here.parents) if (place / "pyproject.toml").is_file())

@@ -21,6 +21,7 @@ import msgspec
 from .host import is_process, process_stat, started_ticks, this_place
 from .process import wait_readable
 from .ticket import Ticket, find_tickets, remove_own_directory
+from .waiting import Needs
 
 VARIABLE = "CELLMESH_MESH"
 # A killed process may have forked in between.
@@ -159,31 +160,33 @@ class StartMesh(msgspec.Struct, frozen=True):
     """Ask the waiting zygote to fork a mesh's guardian; two descriptors go with the request: a pipe
     for the guardian's stdout, a log file for its stderr.
 
-    The request is in a third file, as an environment may be larger than a message.
+    The request is in a third file, as an environment may be larger than a message. `needs`: of a
+    shell's mesh; a notebook compares its conditions itself.
     """
 
     ticket_path: str
     cwd: bytes
     environment: dict[bytes, bytes]
+    needs: Needs | None = None
 
 
 def argument(root: Path, kernel_pid: int) -> str:
-    """Return the command line argument that marks the waiting zygote of a kernel.
+    """Return the command line argument that marks a waiting zygote.
 
     Args:
         root: directory of all meshes, as `ticket.runtime_root` returns it; the argument looks like
             a path in it, but no such file exists.
-        kernel_pid: process id of the kernel.
+        kernel_pid: process id of the kernel whose zygote it is; 0 for the zygote of shells.
     """
     return f"{root}/{_NAME}{kernel_pid}"
 
 
-def kernel_of(root: Path, arguments: list[str]) -> int:
-    """Return the process id of the kernel whose waiting zygote has these command line arguments; 0
-    if they are no zygote's.
+def kernel_of(root: Path, arguments: list[str]) -> int | None:
+    """Return the process id of the kernel whose waiting zygote has these command line arguments, 0
+    for the zygote of shells; None if they are no zygote's.
     """
     for word in arguments:
         pid = word.removeprefix(f"{root}/{_NAME}")
         if pid != word and pid.isdecimal():
             return int(pid)
-    return 0
+    return None

@@ -57,6 +57,25 @@ def is_others(facts: os.stat_result) -> bool:
     return facts.st_uid != os.getuid() or bool(stat.S_IMODE(facts.st_mode) & 0o077)
 
 
+def open_own_directory(path: Path, makes: bool = True) -> int:
+    """Open a directory of this user's.
+
+    Args:
+        path: the directory; no other user can put a link in its place once it is open.
+        makes: whether to make it if there is none.
+
+    Raises:
+        OSError: it cannot be made or opened, or is not this user's alone.
+    """
+    if makes:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    if is_others(os.fstat(directory)):
+        os.close(directory)
+        raise PermissionError(errno.EPERM, "it is not yours alone", os.fspath(path))
+    return directory
+
+
 def write_whole(path: Path, value: msgspec.Struct, indent: int | None = 2) -> None:
     """Write a struct to a file as JSON, atomically and with mode 0600.
 

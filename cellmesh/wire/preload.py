@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import HostError
-from .own_file import from_json, is_others, read_own_file, write_whole
+from .own_file import from_json, open_own_directory, read_own_file, write_whole
 from .ticket import runtime_root
 
 # Modules of a list, those whose imports take longest; and the least time of an import in it.
@@ -79,11 +79,8 @@ def change_preloads(path: Path, change: Callable[[Preloads], Preloads]) -> None:
     modules the next time.
     """
     with contextlib.suppress(OSError, HostError), contextlib.ExitStack() as stack:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        directory = open_own_directory(path.parent)
         stack.callback(os.close, directory)
-        if is_others(os.fstat(directory)):  # who could put a link to a file of this user's there
-            return
         # Without waiting, as the caller may be the thread that serves all meshes of a notebook.
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         before = read_preloads(path)

@@ -146,6 +146,12 @@ class Loading:
         self._connection: socket.socket | None = None
         self._current, self._since = "", 0.0
 
+    def add(self, names: Iterable[str]) -> None:
+        """Import more modules, in another copy."""
+        possible = names_to_import(read_preloads(Path(self._list_path)), names)
+        if not sys.modules.keys() >= {*possible}:
+            self._stages.append(possible)
+
     def descriptors(self) -> list[int]:
         """Return the descriptors that become readable when the copy has sent a message."""
         return [self._connection.fileno()] if self._connection is not None else []
@@ -256,18 +262,35 @@ class Loading:
             change_preloads(Path(self._list_path), lambda found: leave_out(found, name, reason))
 
 
-class _Watched(os._Environ[str]):
-    """The environment without the variables of which each rank has its own value; counts how often
-    one of them was looked up.
+class _Scanned(str):
+    """Name of a variable in a scan of the environment, which asks for those that begin alike."""
+
+    __slots__ = ()
+
+    def startswith(self, *args: Any) -> bool:
+        Watched.prefixes.update([args[0]] if isinstance(args[0], str) else args[0])
+        return super().startswith(*args)
+
+
+class Watched(os._Environ[str]):
+    """The environment during imports; records which variables they look up, and counts how often
+    that was one of which each rank has its own value, and which is hidden.
     """
 
     num_asked: ClassVar[int] = 0
+    asked: ClassVar[set[str]] = set()
+    prefixes: ClassVar[set[str]] = set()
+
+    def __iter__(self) -> Iterator[str]:
+        return map(_Scanned, super().__iter__())
 
     def __getitem__(self, name: str) -> str:
+        if not isinstance(name, _Scanned):
+            Watched.asked.add(name)
         try:
             return super().__getitem__(name)
         except KeyError:
-            _Watched.num_asked += name in _OWN
+            Watched.num_asked += name in _OWN
             raise
 
 
@@ -279,7 +302,7 @@ def _import_all(names: Sequence[str], before: Preloaded, parent: socket.socket) 
     for number in (1, 2):
         os.dup2(printed, number)
     variables: Any = os.environ
-    plain, variables.__class__ = type(variables), _Watched
+    plain, variables.__class__ = type(variables), Watched
     values = variables._data
     hidden = {name: values.pop(name) for name in map(os.fsencode, _OWN) if name in values}
     _draw()
@@ -359,7 +382,7 @@ def _surface(
     yield "forks", (children.ru_minflt, _has_children())
     opened = sorted(_opened())
     yield "uses CUDA", torch.cuda.is_initialized() or any(each in opened for each in _DEVICES)
-    yield "reads variables of which each rank has its own, as RANK", _Watched.num_asked
+    yield "reads variables of which each rank has its own, as RANK", Watched.num_asked
     yield "prints", os.fstat(printed).st_size
     yield "opens files", opened
     yield "changes sys.path", tuple(sys.path)

@@ -1,9 +1,11 @@
-"""A background process of a notebook's kernel that imports torch before a mesh is started.
+"""A background process that imports torch before a mesh is started: of a notebook's kernel, or of
+a user's shells.
 
 It has imported everything that ranks need, and has one thread. For each mesh it forks a guardian,
 which forks the agent, which forks the mesh's own zygote, all with torch imported; the background
 process stays for the next mesh. It ends with the kernel, or when none of its meshes has lived for
-some time.
+some time. That of shells listens on a socket (`wire.waiting`), and serves a process of its user if
+the mesh would inherit the same from it.
 """
 
 from __future__ import annotations
@@ -11,20 +13,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import mmap
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..wire.environment import SET_BY_MESH, SET_BY_TORCH
+from ..wire.host import Process, started_ticks
 from ..wire.marks import READY, StartMesh
+from ..wire.preload import read_preloads
 from ..wire.process import wait_readable
+from ..wire.waiting import Needs, address, is_own_peer, name_socket, note_socket
 from .agent import (
     agent,  # noqa: F401  (imports the agent's modules before the agent is forked)
     guardian,
@@ -37,7 +43,7 @@ from .linux_process import (
     receive_descriptors,
     run_and_exit,
 )
-from .preload import Loading, list_stages
+from .preload import Loading, Watched, list_stages
 from .zygote import Imported, import_all
 
 if TYPE_CHECKING:
@@ -45,41 +51,70 @@ if TYPE_CHECKING:
 
 _NUM_DESCRIPTORS = 3
 _IDLE_S = 0.5
+# Time limit for the request of a shell that has connected: the next one waits for it.
+_REQUEST_S = 2.0
+# Variables that libraries read when they are loaded; those that Python code reads are recorded.
+_READ_BY_LIBRARIES = (
+    *("LD_", "PYTHON", "PYZMQ", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "TORCH", "PYTORCH"),
+    *("ATEN_", "CUDA", "CUDNN", "CUBLAS", "NVIDIA", "NCCL", "GLOO", "HIP", "ROC", "HSA", "AMD_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL", "DNNL", "ONEDNN", "OPENBLAS"),
+)
+# Each rank has its own values of these, or only a terminal depends on them.
+_NOT_COMPARED = SET_BY_MESH | {*SET_BY_TORCH, "OMP_NUM_THREADS", "TERM"}
 
 
 def main(descriptor: str, kernel_pid: str, keep_ms: str, argument: str, *_: str) -> None:
     """Run the background process, which `wire.process` has started: import torch, then fork meshes
-    when the kernel requests them.
-    """
-    _serve_kernel(int(descriptor), int(kernel_pid), int(keep_ms), f"{argument}.copy")
+    on request.
 
-
-def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int, argument: str) -> None:
-    """Fork meshes for a kernel until the kernel ends, or until it has sent no request for `keep_ms`
-    and none of the meshes is running.
+    Args:
+        descriptor: connection to the kernel, or directory of the sockets of shells' zygotes.
+        kernel_pid: process id of the kernel; 0 for the zygote of shells.
+        keep_ms: how long it waits for a request while none of its meshes runs.
+        argument: marks the process in its command line.
     """
-    kernel = socket.socket(fileno=descriptor)
-    kernel.set_inheritable(False)
+    plan = json.loads(Path("/proc/self/fd/0").read_bytes())
+    number, owner_pid = int(descriptor), int(kernel_pid)
+    os.set_inheritable(number, False)
     try:
-        # Only during the imports, as this also takes effect when the parent's starting thread ends.
-        die_with(kernel_pid, 0)
-        # Not by the socket: processes forked by the kernel may hold its other end, and live longer.
-        pidfd = os.pidfd_open(kernel_pid)
-    except ProcessLookupError:
+        if owner_pid:
+            # Only during the imports, as this also takes effect when the parent's starting thread
+            # ends.
+            die_with(owner_pid, 0)
+            # Not by the socket: processes forked by the kernel may hold its other end, and live
+            # longer.
+            kernel = [os.pidfd_open(owner_pid)]
+            server, shells = socket.socket(fileno=number), None
+        else:
+            shells = Shells(number, plan["conditions"], dict(os.environ), {plan["list_path"]})
+            server, kernel = shells.bind(), []
+    except OSError:  # the kernel has ended, or the directory is full
         return
     name_process("cellmesh-waits")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_policy(os.SCHED_BATCH)  # while the kernel runs cells; ranks could not undo a nice value
+    variables: Any = os.environ
+    variables.__class__ = Watched
     shell = import_all()
     live_on()
     sys.modules[f"{__package__}.rank.main"].choose_displays()
     os.chdir("/")
     sys.stdout.flush()  # else each fork would write the buffer
-    with contextlib.suppress(OSError):  # the kernel has ended, as its pidfd shows
-        kernel.send(READY)
-    loading = _plan(argument)
-    _Waiting(kernel, pidfd, keep_ms / 1000, shell, loading).serve()
+    stages = list_stages(plan["learned"]) if plan["is_preloaded"] else []
+    loading = Loading(stages, plan["list_path"], f"{argument}.copy")
+    waiting = _Waiting(server, kernel, int(keep_ms) / 1000, shell, loading, shells)
+    if shells is None:
+        with contextlib.suppress(OSError):  # the kernel has ended, as its pidfd shows
+            server.send(READY)
+    else:
+        shells.learned.update(plan["learned"])
+        server.listen()
+        shells.note()
+        waiting.watch([plan["owner"]])  # the first run, which began without this zygote
+    waiting.serve()
     loading.drop_copy()
+    if shells is not None:
+        shells.note(is_there=False)
     os._exit(0)  # an interpreter with torch takes long to shut down
 
 
@@ -88,48 +123,143 @@ def _set_policy(policy: int) -> None:
         os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
-def _plan(argument: str) -> Loading:
-    """Return the modules to load, as the kernel has written them to descriptor 0."""
-    plan = json.loads(Path("/proc/self/fd/0").read_bytes())
-    stages = list_stages(plan["learned"]) if plan["is_preloaded"] else []
-    return Loading(stages, plan["list_path"], argument)
+@dataclass
+class Shells:
+    """The part of the zygote of shells that a kernel's lacks: its socket, and what a mesh would
+    inherit from it.
+
+    Attributes:
+        directory: the directory of sockets, open.
+        conditions: its properties that a mesh would inherit.
+        environment: the environment in which it was made.
+        lists: lists of the projects that it has served.
+        learned: modules that it has loaded or tried to load for them.
+        process: the zygote; copies of it serve in its place.
+    """
+
+    directory: int
+    conditions: Mapping[str, str]
+    environment: Mapping[str, str]
+    lists: set[str]
+    learned: set[str] = field(default_factory=set)
+    process: Process = field(
+        default_factory=lambda: Process(os.getpid(), started_ticks(os.getpid()))
+    )
+
+    def bind(self) -> socket.socket:
+        """Make the socket, on which the zygote is to listen once it has imported torch."""
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server.bind(address(self.directory, name_socket(self.process)))
+        return server
+
+    def note(self, is_there: bool = True) -> None:
+        """Show in the directory how many modules it has learned, and that it was used now; or that
+        it ends.
+        """
+        note_socket(self.directory, self.process, len(self.learned) if is_there else None)
+
+    def accept(self, server: socket.socket) -> socket.socket:
+        """Return a connection to a process of this user that has sent a request, or has closed it.
+
+        Raises:
+            OSError: the process is another user's, or sends nothing.
+        """
+        connection, _ = server.accept()
+        if is_own_peer(connection):
+            connection.send(READY)
+            if wait_readable([connection.fileno()], _REQUEST_S):
+                return connection
+        connection.close()
+        raise TimeoutError
+
+    def take(self, order: StartMesh) -> str:
+        """Return why a mesh cannot be forked; "" if it can, and is going to be."""
+        environment = {os.fsdecode(k): os.fsdecode(v) for k, v in order.environment.items()}
+        needs = order.needs or Needs({}, (), {}, "")
+        if misfit := self.misfit(needs, environment):
+            return f"{misfit} is not what it was when the waiting zygote was made"
+        if needs.list_path:
+            self.lists.add(needs.list_path)
+        self.note()
+        return ""
+
+    def misfit(self, needs: Needs, environment: Mapping[str, str]) -> str:
+        """Return a property or a variable that differs for a mesh, or a module that the project's
+        ranks do not import; "" if the mesh can be forked from this process.
+        """
+        for name in sorted(self.conditions.keys() | needs.conditions.keys()):
+            if self.conditions.get(name) != needs.conditions.get(name):
+                return name
+        read = (*_READ_BY_LIBRARIES, *Watched.prefixes)
+        for name in sorted((self.environment.keys() | environment.keys()) - _NOT_COMPARED):
+            is_read = name in Watched.asked or name.startswith(read)
+            if is_read and self.environment.get(name) != environment.get(name):
+                return name
+        for name in sorted(self.learned):
+            module = sys.modules.get(name.partition(".")[0])
+            spec = module and module.__spec__
+            if name not in needs.learned or (spec and spec.origin != needs.found.get(spec.name)):
+                return name
+        return ""
+
+    def more_to_learn(self) -> list[str]:
+        """Return the modules that projects have learned since, and no other project lacks."""
+        for path in self.lists:
+            names = read_preloads(Path(path)).modules
+            if self.learned < names.keys():
+                more = [name for name in names if name not in self.learned]
+                self.learned.update(more)
+                self.note()
+                return more
+        return []
 
 
 class _Waiting:
     """The waiting zygote, once it has imported torch: forks a mesh's guardian on each request, and
     loads more modules between requests (`preload`).
+
+    Args:
+        server: connection to the kernel, or the listening socket for shells.
+        kernel: pidfd of the kernel; () for shells.
+        keep_s: how long it waits for a request while no mesh lives, in seconds.
+        shell: the ranks' shell.
+        loading: the modules to load.
+        shells: what a kernel's zygote lacks; None for a kernel's.
     """
 
     def __init__(
-        self, kernel: socket.socket, pidfd: int, keep_s: float, shell: RankShell, loading: Loading
+        self,
+        server: socket.socket,
+        kernel: Sequence[int],
+        keep_s: float,
+        shell: RankShell,
+        loading: Loading,
+        shells: Shells | None = None,
     ) -> None:
-        self._kernel, self._pidfd, self._keep_s = kernel, pidfd, keep_s
-        self._shell, self._loading = shell, loading
+        self._server, self._kernel, self._keep_s = server, kernel, keep_s
+        self._shell, self._loading, self._shells = shell, loading, shells
         self._guardians: dict[int, int] = {}  # of living meshes: pidfd -> pid
 
     def serve(self) -> None:
-        """Serve the kernel until it ends, or sends no request for `keep_s` while no mesh lives."""
+        """Serve until the kernel ends, or no request is sent for `keep_s` while no mesh lives."""
         ends, pause_s = time.monotonic() + self._keep_s, _IDLE_S
         while self._guardians or time.monotonic() < ends:
             limits = [] if self._guardians else [max(0.0, ends - time.monotonic())]
             limits += self._loading.limits(pause_s)
-            own = (self._kernel.fileno(), self._pidfd, *self._guardians)
+            own = (self._server.fileno(), *self._kernel, *self._guardians)
             numbers = (*own, *self._loading.descriptors())
             ready = set(wait_readable(numbers, min(limits) if limits else None))
-            if self._pidfd in ready:
+            if ready.intersection(self._kernel):
                 return
             for number in self._guardians.keys() & ready:
                 os.close(number)
                 with contextlib.suppress(ChildProcessError):  # another process has forked it
                     os.waitpid(self._guardians.pop(number), 0)
                 ends = time.monotonic() + self._keep_s
-            if self._kernel.fileno() in ready:
-                data, descriptors = receive_descriptors(self._kernel, 1, _NUM_DESCRIPTORS)
-                if not data:
+                self._learn()
+            if self._server.fileno() in ready:
+                if not self._answer(numbers):
                     return
-                imported = Imported(self._shell, self._loading.has)
-                pid = _fork_guardian(self._kernel, descriptors, numbers[1:], imported)
-                self._watch([pid] if pid else [])
             elif not ready.intersection(own) and (self._guardians or time.monotonic() < ends):
                 outcome = self._loading.go_on(self._guardians.values())
                 if isinstance(outcome, int):
@@ -138,47 +268,65 @@ class _Waiting:
                 elif outcome is not None:  # this is the copy
                     pause_s = 0.0
                     self._guardians.clear()
-                    self._watch(outcome)
+                    self.watch(outcome)
+                    self._learn()
 
-    def _watch(self, pids: Iterable[int]) -> None:
+    def watch(self, pids: Iterable[int]) -> None:
+        """Live on while these processes do."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 self._guardians[os.pidfd_open(pid)] = pid
 
+    def _learn(self) -> None:
+        if self._shells is not None and (more := self._shells.more_to_learn()):
+            self._loading.add(more)
 
-def _fork_guardian(
-    kernel: socket.socket, descriptors: Sequence[int], pidfds: Sequence[int], imported: Imported
-) -> int:
-    """Fork a mesh's guardian for the kernel, and return its pid; return 0 if the fork fails, which
-    the kernel notices as its pipe is closed.
-    """
-    try:
+    def _answer(self, own: Sequence[int]) -> bool:
+        """Fork a mesh's guardian if there is a request; return False if the kernel has ended."""
+        descriptors: list[int] = []
+        with contextlib.ExitStack() as stack:
+            try:
+                connection = self._server
+                if self._shells is not None:
+                    connection = stack.enter_context(self._shells.accept(self._server))
+                data, descriptors = receive_descriptors(connection, 1, _NUM_DESCRIPTORS)
+                if len(descriptors) == _NUM_DESCRIPTORS:
+                    self._fork(descriptors, {*own, connection.fileno()})
+            except (OSError, msgspec.MsgspecError):  # the closed pipe shows it
+                data = b""
+            for number in descriptors:
+                os.close(number)
+        return bool(data) or self._shells is not None
+
+    def _fork(self, descriptors: Sequence[int], own: Iterable[int]) -> None:
+        """Fork a mesh's guardian, or write to its pipe why it is not forked."""
+        request, pipe, _ = descriptors
+        data = os.pread(request, os.fstat(request).st_size, 0)
+        order = msgspec.msgpack.decode(data, type=StartMesh)
+        if self._shells is not None and (problem := self._shells.take(order)):
+            os.write(pipe, problem.encode(errors="replace"))
+            return
         pid = os.fork()
         if pid == 0:
-            kernel.close()
-            for number in pidfds:
+            for number in own:
                 os.close(number)
-            run_and_exit(functools.partial(_become_guardian, descriptors, imported))
-        return pid
-    except OSError:
-        return 0
-    finally:
-        for number in descriptors:
-            os.close(number)
+            imported = Imported(self._shell, self._loading.has)
+            run_and_exit(functools.partial(_become_guardian, order, descriptors, imported))
+        self.watch([pid])
 
 
-def _become_guardian(descriptors: Sequence[int], imported: Imported) -> int:
+def _become_guardian(order: StartMesh, descriptors: Sequence[int], imported: Imported) -> int:
     os.setsid()
     _set_policy(os.SCHED_OTHER)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     null = os.open(os.devnull, os.O_RDONLY)
-    request, pipe, log = descriptors
+    _, pipe, log = descriptors
     for number, standard in enumerate((null, pipe, log)):
         os.dup2(standard, number)
-    with mmap.mmap(request, 0, prot=mmap.PROT_READ) as data:
-        order = msgspec.msgpack.decode(data, type=StartMesh)
     for number in (*descriptors, null):
         os.close(number)
+    variables: Any = os.environ
+    variables.__class__ = os._Environ
     os.environ.clear()
     os.environb.update(order.environment)
     os.chdir(order.cwd)

@@ -28,6 +28,7 @@ from ...wire.ticket import (
     remove_own_directory,
     runtime_root,
 )
+from ...wire.waiting import sweep
 from ..kernel import own_notebook
 from .standing import ask_agents, describe_left, end_agents, summarize
 
@@ -321,7 +322,7 @@ def processes_of(ticket: Ticket) -> list[psutil.Process]:
 
 
 def find_waiting(root: Path) -> list[psutil.Process]:
-    """Return the zygotes that wait for the next mesh of a notebook.
+    """Return the zygotes that wait for the next mesh of a notebook or a shell.
 
     Args:
         root: directory of all meshes, as `runtime_root` returns it.
@@ -332,11 +333,39 @@ def find_waiting(root: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             is_own = process.uids().real == os.getuid()
-            kernel_pid = marks.kernel_of(root, process.cmdline()) if is_own else 0
+            kernel_pid = marks.kernel_of(root, process.cmdline()) if is_own else None
+            parent = process.parent() if kernel_pid is not None else None
             # A guardian that has just been forked has its parent's arguments for some milliseconds.
-            if kernel_pid and process.ppid() == kernel_pid:
+            is_forked = parent is not None and marks.kernel_of(root, parent.cmdline()) == kernel_pid
+            if kernel_pid is not None and not is_forked:
                 found.append(process)
+    sweep()
     return found
+
+
+def end_waiting(processes: Sequence[psutil.Process]) -> None:
+    """End zygotes (`find_waiting`); meshes that were forked from them run on. Blocks."""
+    import psutil
+
+    signal_all(processes, signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=_KILL_S)
+    sweep()
+
+
+def describe_waiting(process: psutil.Process, root: Path) -> tuple[str, int]:
+    """Return the mesh that a zygote waits for (`find_waiting`), for users, and its memory in bytes
+    with that of the copies which serve in its place.
+    """
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        is_of_shells = marks.kernel_of(root, process.cmdline()) == 0
+        below = process.children(recursive=True)
+        # A rank, which is forked from it as well, has another name.
+        copies = [each for each in below if "cellmesh-preload" in "".join(each.cmdline()[:1])]
+        aim = "the next `cellmesh run`" if is_of_shells else "the next mesh of its notebook"
+        return aim, memory_bytes([process, *copies])
+    return "nothing, as it has ended", 0
 
 
 def _is_near(mesh: FoundMesh, own: str) -> bool:

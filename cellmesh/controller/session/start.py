@@ -25,7 +25,7 @@ from .launch.local import (
     ranks_environment,
     spawned,
 )
-from .launch.prestart import own_prestart
+from .launch.prestart import Prestart, own_prestart
 
 if TYPE_CHECKING:
     from ..mesh import Mesh
@@ -63,6 +63,28 @@ def start(
         MeshUsageError: an option is wrong.
         HostError: a host lacks resources that the mesh needs, or the start takes too long.
     """
+    return start_from(
+        own_prestart(), num_ranks, timeout_s=timeout_s, on_progress=on_progress, **given
+    )
+
+
+def start_from(
+    waiting: Prestart | None,
+    num_ranks: int | None = None,
+    *,
+    timeout_s: float | None = None,
+    on_progress: Callable[[StartProgress], None] | None = None,
+    **given: Unpack[StartOptions],
+) -> Mesh:
+    """Start a mesh, forked from a waiting zygote if possible; see `start`.
+
+    Args:
+        waiting: the waiting zygote; None for a start without one.
+        num_ranks: number of ranks.
+        timeout_s: time limit of the start in seconds.
+        on_progress: called with the progress of the start, on another thread.
+        given: the options.
+    """
     started_at = time.monotonic()
     checked = read_options({"num_ranks": num_ranks, **given})
     if checked.name:
@@ -71,7 +93,7 @@ def start(
         forget_if_dead(checked.name)
     limit_s = _START_S if timeout_s is None else timeout_s
     patience_s = math.inf if timeout_s is None and checked.launch in INVITING else limit_s
-    ticket, launcher, end = _launch(checked, patience_s, on_progress)
+    ticket, launcher, end = _launch(waiting, checked, patience_s, on_progress)
     try:
         # Only now: these imports take as long as a quarter of torch's, which is being imported.
         from ...wire.marks import end_dead_meshes
@@ -139,6 +161,7 @@ def _bring_code(session: Session, timeout_s: float) -> None:
 
 
 def _launch(
+    waiting: Prestart | None,
     options: Options,
     timeout_s: float,
     on_progress: Callable[[StartProgress], None] | None,
@@ -177,12 +200,13 @@ def _launch(
         return agents.ticket, agents, end
     # Variables that only ranks get may be read while torch is imported.
     is_fitting = ranks_environment(options).items() <= os.environ.items()
-    prestart = own_prestart() if options.prestart and is_fitting else None
-    for _ in range(2):  # it may end at this moment
-        if prestart is not None and prestart.prepare(timeout_s, report, options.learns):
+    if not (options.prestart and is_fitting):
+        waiting = None
+    for _ in range(3):  # it may end at this moment, or another one may fit
+        if waiting is not None and waiting.prepare(timeout_s, report, options.learns):
             ticket = make_ticket(options)
             with contextlib.suppress(HostError):  # otherwise start without it
-                launcher = forked(ticket, prestart)
+                launcher = forked(ticket, waiting)
                 return ticket, launcher, launcher.start()
     ticket = make_ticket(options)
     launcher = spawned(ticket, _import_session)

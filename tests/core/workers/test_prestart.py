@@ -16,5 +16,5 @@ def test_it_ends_after_its_time_and_loads_nothing_then(tmp_path: Path) -> None:
     loading = Loading([], str(tmp_path / "list.json"), "")
     pidfd = os.pidfd_open(os.getpid())
     with kernel, own:
-        _Waiting(own, pidfd, 0.01, cast(Any, None), loading).serve()
+        _Waiting(own, [pidfd], 0.01, cast(Any, None), loading).serve()
     os.close(pidfd)

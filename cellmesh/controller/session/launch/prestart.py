@@ -1,8 +1,9 @@
 """A zygote (a process that has imported torch and waits to be forked) in the background of a
-notebook, so that a mesh starts without an import of torch.
+notebook or of a user's shells, so that a mesh starts without an import of torch.
 
-`%load_ext cellmesh` starts it; a mesh that is started in the same process is forked from it
-(`workers.prestart`), and it is kept for the next one.
+`%load_ext cellmesh` starts a notebook's; a mesh that is started in the same process is forked from
+it (`workers.prestart`), and it is kept for the next one. That of shells is left by the first
+``cellmesh run``, and later ones find it by its socket (`wire.waiting`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -26,10 +28,12 @@ import msgspec
 from ....errors import HostError, MeshUsageError
 from ....wire import marks
 from ....wire.environment import SET_BY_TORCH
+from ....wire.host import Process, own_version
 from ....wire.marks import READY, StartMesh, argument
 from ....wire.own_file import SecretBytes
 from ....wire.process import absolute, isolated_command, wait_readable
 from ....wire.ticket import Ticket, runtime_root
+from ....wire.waiting import Needs, address, find_sockets, is_own_peer, open_directory
 from ...kernel import own_shell
 from ...options import read_project_options
 from ...preload import learned_modules, own_list
@@ -38,6 +42,10 @@ from ...preload import learned_modules, own_list
 KEEP_S = 600.0
 # Forks take milliseconds; a waiting zygote that needs longer than this hangs.
 _FORK_S = 20.0
+# Time limit for a zygote of shells to accept a connection; it may be stopped.
+_ACCEPT_S = 2.0
+# Zygotes of shells that wait at most, of a user.
+_MAX_WAITING = 3
 # Variables for which a zygote has values of its own.
 _OVERRIDDEN = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 Conditions = Mapping[str, Any]
@@ -70,7 +78,7 @@ def conditions(
         "learned": learned,
         "found": {name: spec and spec.origin for name, spec in found.items()},
         "limits": [resource.getrlimit(limit) for limit in limits],
-        "cores": os.sched_getaffinity(0),
+        "cores": sorted(os.sched_getaffinity(0)),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "umask": [line for line in status if line.startswith("Umask")],
     }
@@ -110,6 +118,7 @@ class Prestart:
         self._learned: Sequence[str] = ()  # what the zygote is to import of the project's modules
         self._socket: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._needs: Needs | None = None  # which the zygote itself compares, of shells
 
     def begin(self, is_preloaded: bool = True) -> None:
         """Start a zygote, which imports torch in the background; a failure of it is reported by the
@@ -177,7 +186,7 @@ class Prestart:
             try:
                 order = SecretBytes(  # the environment may have secrets
                     msgspec.msgpack.encode(
-                        StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb))
+                        StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb), self._needs)
                     )
                 )
                 with open(request, "wb", closefd=False) as file:
@@ -201,10 +210,11 @@ class Prestart:
             if not is_answered:
                 self._end()
                 raise HostError(f"the waiting zygote has forked nothing in {_FORK_S} s")
-            pids = pipe.readline().split()
-            if len(pids) != 2:
+            line = pipe.readline().decode(errors="replace")
+            if not re.fullmatch(r"\d+ \d+\n", line):
                 self._end()
-                raise HostError("the waiting zygote has ended")
+                raise HostError(line or "the waiting zygote has ended")
+        pids = line.split()
         return int(pids[0]), int(pids[1])
 
     def end(self) -> None:
@@ -219,38 +229,15 @@ class Prestart:
         self._learned = learned_modules(learned_list)
         now = conditions(os.environ, sys.path, self._learned if is_preloaded else None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own_path = os.memfd_create("cellmesh-sys-path")
-        try:
-            with open(own_path, "w", closefd=False) as file:
-                plan = {
-                    "sys_path": [path for path in sys.path if isinstance(path, str)],
-                    "is_preloaded": is_preloaded,
-                    "learned": self._learned,
-                    "list_path": str(learned_list),
-                }
-                json.dump(plan, file)
-            mark = marks.free_value()  # each mesh's zygote writes its own in its place
-            self._child = subprocess.Popen(
-                isolated_command(
-                    "cellmesh.workers.prestart",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                    str(self._keep_ms),
-                    argument(runtime_root(), os.getpid()),
-                    "/proc/self/fd/0",
-                ),
-                env={**os.environ, **dict.fromkeys(_OVERRIDDEN, "1"), marks.VARIABLE: mark},
-                stdin=own_path,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        finally:
-            os.close(own_path)
-            theirs.close()
+        with theirs:
+            plan = {
+                "sys_path": [path for path in sys.path if isinstance(path, str)],
+                "is_preloaded": is_preloaded,
+                "learned": self._learned,
+                "list_path": str(learned_list),
+            }
+            self._child = _spawn(theirs.fileno(), os.getpid(), self._keep_ms, plan)
         self._socket, self._state, self._made_in = ours, "importing", now
-        threading.Thread(target=self._child.wait, name="cellmesh-reaper", daemon=True).start()
 
     def _look(self, timeout_s: float) -> None:
         """Read the zygote's messages; while it imports torch, wait up to `timeout_s` for one."""
@@ -276,6 +263,151 @@ class Prestart:
         self._socket, self._child, self._state = None, None, "none"
 
 
+class ShellPrestart(Prestart):
+    """The zygotes that wait for the meshes of this user's shells, of which the next mesh is forked
+    from one that fits.
+
+    Each is left by a process whose mesh found none, and lives on when that process ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(KEEP_S)
+        # Without the first entry: the folder of this process's program, or that of its script.
+        self._path = sys.path if sys.flags.safe_path else sys.path[1:]
+        self._asked: set[Process] = set()
+        self._to_leave: Needs | None = None
+        self._files = (0, 0)
+
+    def prepare(
+        self,
+        timeout_s: float,
+        on_wait: Callable[[], object] = lambda: None,
+        is_preloaded: bool = True,
+    ) -> bool:
+        """Connect to the next waiting zygote, if there is one; whether it fits is its answer to
+        `start`. Does not wait for one that imports torch.
+        """
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            self._needs, own = (_needs(path, is_preloaded) for path in (sys.path, self._path))
+            # Else modules beside the script take the place of installed ones.
+            self._to_leave = own if own == self._needs else None
+            self._files = resource.getrlimit(resource.RLIMIT_NOFILE)  # a start raises it
+            stack.callback(os.close, directory := open_directory(makes=False))
+            for each in find_sockets(directory):
+                if each.process in self._asked or each.num_modules < 0:
+                    continue
+                self._asked.add(each.process)
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._socket.settimeout(min(timeout_s, _ACCEPT_S))
+                with contextlib.suppress(OSError):
+                    self._socket.connect(address(directory, each.name))
+                    if is_own_peer(self._socket) and self._socket.recv(len(READY)) == READY:
+                        self._state = "ready"
+                        return True
+                self._end()
+        return False
+
+    def start(self, ticket: Ticket, log: int) -> tuple[int, int]:
+        """Fork a mesh's guardian, agent and zygote from the waiting zygote, if that fits.
+
+        Raises:
+            HostError: the zygote does not fit, has ended, or hangs.
+        """
+        try:
+            pids = super().start(ticket, log)
+        finally:
+            self._end()
+        self._to_leave = None
+        return pids
+
+    def leave_one(self) -> None:
+        """Start a zygote in the background, for later meshes, if this process's mesh was started
+        and found none that fits. The one that was used least recently makes room for it.
+        """
+        needs, self._to_leave = self._to_leave, None
+        if needs is None:
+            return
+        with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
+            stack.callback(os.close, directory := open_directory())
+            found = find_sockets(directory)
+            if not self._asked.issuperset(each.process for each in found):
+                return  # another process has just left one
+            by_use = sorted(found, key=lambda each: os.stat(each.name, dir_fd=directory).st_mtime)
+            for each in by_use[: max(0, len(found) + 1 - _MAX_WAITING)]:
+                os.kill(each.process.pid, signal.SIGKILL)
+            plan = {
+                "sys_path": [path for path in self._path if isinstance(path, str)],
+                "is_preloaded": bool(needs.list_path),
+                "learned": needs.learned,
+                "list_path": needs.list_path,
+                "conditions": needs.conditions,
+                "owner": os.getpid(),
+            }
+            child = _spawn(directory, 0, self._keep_ms, plan)
+            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, self._files)
+
+
+def _needs(sys_path: Sequence[str], is_preloaded: bool) -> Needs:
+    """Return the conditions of a shell's mesh, with all that a process inherits."""
+    learned_list = own_list() if is_preloaded else None
+    learned = learned_modules(learned_list) if learned_list is not None else ()
+    properties = dict(conditions({}, sys_path, learned))
+    found = properties.pop("found")
+    status = Path("/proc/self/status").read_text(errors="replace").splitlines()
+    kept = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp:", "SigBlk", "SigIgn")
+    spaces = sorted(os.listdir("/proc/self/ns"))
+    jobs = re.compile(r"[^/\n]*(?:slurm|job|step|pbs|lsf|condor|run-)[^/\n]*")
+    properties |= {
+        "learned": is_preloaded,
+        "status": [line for line in status if line.startswith(kept)],
+        "namespaces": [os.readlink(f"/proc/self/ns/{space}") for space in spaces],
+        "job": jobs.findall(Path("/proc/self/cgroup").read_text()),
+        "policy": os.sched_getscheduler(0),
+        "python": (sys.executable, sys.prefix, sys.version),
+        "cellmesh": (own_version(), __file__),
+    }
+    as_text = {name: repr(value) for name, value in properties.items()}
+    return Needs(as_text, learned, found, str(learned_list or ""))
+
+
+def _spawn(
+    descriptor: int, kernel_pid: int, keep_ms: int, plan: Mapping[str, Any]
+) -> subprocess.Popen[bytes]:
+    """Start a zygote (`workers.prestart.main`), to which `plan` is passed as its standard input."""
+    own_path = os.memfd_create("cellmesh-sys-path")
+    try:
+        with open(own_path, "w", closefd=False) as file:
+            json.dump(plan, file)
+        mark = marks.free_value()  # each mesh's zygote writes its own in its place
+        child = subprocess.Popen(
+            isolated_command(
+                "cellmesh.workers.prestart",
+                str(descriptor),
+                str(kernel_pid),
+                str(keep_ms),
+                argument(runtime_root(), kernel_pid),
+                "/proc/self/fd/0",
+            ),
+            env={**os.environ, **dict.fromkeys(_OVERRIDDEN, "1"), marks.VARIABLE: mark},
+            stdin=own_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            start_new_session=True,
+        )
+    finally:
+        os.close(own_path)
+    threading.Thread(target=child.wait, name="cellmesh-reaper", daemon=True).start()
+    return child
+
+
+def shell_prestart() -> ShellPrestart | None:
+    """Return the waiting zygotes of this user's shells; None if the project's options forbid one,
+    or this process belongs to a rank.
+    """
+    return ShellPrestart() if _options_if_allowed() is not None else None
+
+
 def begin_prestart(shell: Any, keep_s: float) -> None:
     """Start a zygote for meshes of this process, unless it has one or the project's options forbid
     it.
@@ -284,16 +416,22 @@ def begin_prestart(shell: Any, keep_s: float) -> None:
         shell: the notebook's shell, which keeps the zygote.
         keep_s: how long it waits while none of its meshes lives, in seconds; 0 for no zygote.
     """
-    if getattr(shell, "cellmesh_prestart", None) is not None:
+    if getattr(shell, "cellmesh_prestart", None) is not None or keep_s <= 0:
         return
-    try:
-        options = read_project_options(Path.cwd())
-    except (MeshUsageError, OSError):  # %dist_start reports the error
-        return
-    # A marked process belongs to a rank, and its children must keep the mark.
-    if options.get("prestart", True) is True and keep_s > 0 and marks.VARIABLE not in os.environ:
+    if (options := _options_if_allowed()) is not None:
         shell.cellmesh_prestart = Prestart(keep_s)
         shell.cellmesh_prestart.begin("preload" not in options or bool(options["preload"]))
+
+
+def _options_if_allowed() -> Mapping[str, Any] | None:
+    """Return the project's options if they and this process allow a waiting zygote."""
+    try:
+        options = read_project_options(Path.cwd())
+    except (MeshUsageError, OSError):  # a start reports the error
+        return None
+    # A marked process belongs to a rank, and its children must keep the mark.
+    is_allowed = options.get("prestart", True) is True and marks.VARIABLE not in os.environ
+    return options if is_allowed else None
 
 
 def end_prestart(shell: Any) -> None:

@@ -140,5 +140,6 @@ def test_a_waiting_zygote_is_known_by_its_argument_under_one_root() -> None:
     root = Path("/run/user/me/cellmesh")
     words = ["python", "-c", "...", argument(root, 4711), "/proc/self/fd/0"]
     assert kernel_of(root, words) == 4711
-    assert kernel_of(Path("/run/user/me"), words) == 0
-    assert kernel_of(root, ["vi", f"{root}/zygote-of-x", f"{root}/mesh-1/ticket.json"]) == 0
+    assert kernel_of(root, [argument(root, 0)]) == 0, "that of shells"
+    assert kernel_of(Path("/run/user/me"), words) is None
+    assert kernel_of(root, ["vi", f"{root}/zygote-of-x", f"{root}/mesh-1/ticket.json"]) is None

@@ -1,0 +1,133 @@
+"""The zygotes that wait for the next mesh of a shell: each listens on a socket in one directory
+(mode 0700) beside the directory of meshes.
+
+A socket's name has the place, the number of modules that the zygote has learned (-1 while it
+imports torch), and its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from .host import Process, host_name, is_process
+from .own_file import open_own_directory
+from .ticket import runtime_root
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """The conditions of a shell's mesh besides its environment, which a zygote has to fit.
+
+    Attributes:
+        conditions: properties that a process inherits -> their values, as text.
+        learned: modules that the project's ranks import.
+        found: packages of these -> their files, as the mesh would find them.
+        list_path: list of the project (`preload`).
+    """
+
+    conditions: Mapping[str, str]
+    learned: tuple[str, ...]
+    found: Mapping[str, str | None]
+    list_path: str
+
+
+@dataclass(frozen=True)
+class WaitingSocket:
+    """The socket of a waiting zygote.
+
+    Attributes:
+        name: its name in the directory.
+        num_modules: number of modules that the zygote has learned; -1 while it imports torch.
+        process: the zygote.
+    """
+
+    name: str
+    num_modules: int
+    process: Process
+
+
+def open_directory(makes: bool = True) -> int:
+    """Open the directory of sockets.
+
+    Args:
+        makes: whether to make the directory if there is none.
+
+    Raises:
+        OSError: it cannot be made, or is not this user's alone.
+    """
+    root = runtime_root()
+    return open_own_directory(root.with_name(f"{root.name}-waiting"), makes)
+
+
+def address(directory: int, name: str) -> str:
+    """Return the address of a socket in an open directory: short, whatever the directory's path."""
+    return f"/proc/self/fd/{directory}/{name}"
+
+
+def name_socket(zygote: Process, num_modules: int = -1) -> str:
+    """Return the name of a zygote's socket (`WaitingSocket`)."""
+    return f"{_place()}.{num_modules}.{zygote.pid}.{zygote.ticks}"
+
+
+def note_socket(directory: int, zygote: Process, num_modules: int | None) -> None:
+    """Rename a zygote's socket to another number of modules, and note that it was used now; or
+    remove it for None.
+    """
+    with contextlib.suppress(OSError):
+        for each in find_sockets(directory):
+            if each.process == zygote and num_modules is None:
+                os.unlink(each.name, dir_fd=directory)
+            elif each.process == zygote:
+                name = name_socket(zygote, num_modules or 0)
+                os.rename(each.name, name, src_dir_fd=directory, dst_dir_fd=directory)
+                os.utime(name, dir_fd=directory)
+
+
+def find_sockets(directory: int) -> list[WaitingSocket]:
+    """Return the sockets of living zygotes, those with the most modules first, and of these the one
+    that was used last; remove those of killed ones.
+    """
+    found = []
+    for name in os.listdir(directory):
+        place, *numbers = name.split(".")
+        if place != _place() or len(numbers) != 3:  # of another host or container
+            continue
+        num_modules, pid, ticks = map(int, numbers)
+        try:
+            if is_process(pid, ticks):
+                used_at = os.stat(name, dir_fd=directory).st_mtime
+                found.append((used_at, WaitingSocket(name, num_modules, Process(pid, ticks))))
+            else:
+                os.unlink(name, dir_fd=directory)
+        except FileNotFoundError:  # another process has removed or renamed it
+            continue
+    found.sort(key=lambda each: (-each[1].num_modules, -each[0]))
+    return [each for _, each in found]
+
+
+def sweep() -> None:
+    """Remove the sockets of zygotes that were killed."""
+    with contextlib.suppress(OSError):
+        directory = open_directory(makes=False)
+        try:
+            find_sockets(directory)
+        finally:
+            os.close(directory)
+
+
+def is_own_peer(connection: socket.socket) -> bool:
+    """Return whether the process at the other end of a unix socket is this user's."""
+    facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", facts)[1] == os.getuid())
+
+
+def _place() -> str:
+    namespace = os.readlink("/proc/self/ns/pid")
+    return f"{zlib.crc32(f'{host_name()} {namespace}'.encode()):08x}"
