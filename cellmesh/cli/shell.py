@@ -21,6 +21,7 @@ from ..magics.commands import Commands
 from ..magics.extension import load
 from ..wire.host import format_span
 from ..wire.ranks import format_ranks
+from .finding import find_mesh
 
 
 class _Prompts(Prompts):
@@ -46,7 +47,7 @@ class _Prompts(Prompts):
 def _leave(lines: list[str]) -> list[str]:
     """Have ``exit`` and ``quit`` leave the shell: on ranks, they would end the cell."""
     is_exit = "".join(lines).strip().removesuffix("()") in ("exit", "quit")
-    return ["%%local\n", "exit\n"] if is_exit else lines
+    return ["%%local\n", "get_ipython().ask_exit()\n"] if is_exit else lines
 
 
 _leave.has_side_effects = True  # type: ignore[attr-defined]
@@ -73,7 +74,7 @@ def run_shell(mesh: Mesh, chosen: Mapping[str, str | None] = {}, banner: str = "
     commands.adopt(mesh)
     app.shell.prompts = _Prompts(app.shell, commands)
     app.shell.input_transformers_cleanup.insert(0, _leave)
-    print(banner or mesh)
+    print(banner or "; ".join(map(str, [mesh, *mesh.runs])))
     commands.dist_auto({"switch": "on", "ranks": None, "at": None, **chosen})
     app.start()
 
@@ -99,7 +100,7 @@ def shell(name: str | None, ranks: str | None, at: str | None, steal: bool) -> N
         raise MeshUsageError(
             f"a shell needs a terminal: `cellmesh exec {name or 'NAME'} -` runs standard input"
         )
-    mesh = attach(name, steal=steal)
+    mesh = attach(find_mesh(name).name, steal=steal)
     try:
         run_shell(mesh, {"ranks": ranks, "at": at})
     finally:

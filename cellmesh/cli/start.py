@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -9,9 +10,10 @@ import click
 from ..controller.options import read_project_options, working_directory
 from ..controller.output.console import ConsoleSink
 from ..controller.session.alike import describe_ready
+from ..controller.session.launch.prestart import shell_prestart
 from ..controller.session.life import show_progress
 from ..controller.session.living import look_at
-from ..controller.session.start import NOTEBOOK_LEASE_S, read_options, start
+from ..controller.session.start import NOTEBOOK_LEASE_S, read_options, start_from
 from ..errors import MeshUsageError
 from ..magics.options import START_OPTIONS
 from ..wire.host import format_span
@@ -40,8 +42,15 @@ def start_command(num_ranks: int | None, wants_json: bool, **given: Any) -> None
     )
     if read_options({"num_ranks": num_ranks, **chosen}).lease_s <= 0:
         raise MeshUsageError("a mesh that nothing is attached to needs a lease, like --lease 30m")
-    sink = ConsoleSink()
-    mesh = start(num_ranks, on_progress=None if wants_json else show_progress(sink), **chosen)
+    if not sys.flags.safe_path:
+        sys.path[0] = str(
+            working_directory()
+        )  # as in a notebook; here it is the folder of this command
+    sink, prestart = ConsoleSink(), shell_prestart()
+    show = None if wants_json else show_progress(sink)
+    mesh = start_from(prestart, num_ranks, on_progress=show, **chosen)
+    if prestart is not None:
+        prestart.leave_one()
     ready, ticket = describe_ready(mesh), mesh.rank_set.session.ticket
     mesh.detach()
     if wants_json:
