@@ -30,7 +30,7 @@ from ..wire.host import Process, started_ticks
 from ..wire.marks import READY, StartMesh
 from ..wire.preload import read_preloads
 from ..wire.process import wait_readable
-from ..wire.waiting import Needs, address, is_own_peer, name_socket, note_socket
+from ..wire.waiting import Needs, is_own_peer, note_socket
 from .agent import (
     agent,  # noqa: F401  (imports the agent's modules before the agent is forked)
     guardian,
@@ -68,28 +68,28 @@ def main(descriptor: str, kernel_pid: str, keep_ms: str, argument: str, *_: str)
     on request.
 
     Args:
-        descriptor: connection to the kernel, or directory of the sockets of shells' zygotes.
+        descriptor: connection to the kernel, or socket to listen on for shells.
         kernel_pid: process id of the kernel; 0 for the zygote of shells.
         keep_ms: how long it waits for a request while none of its meshes runs.
         argument: marks the process in its command line.
     """
     plan = json.loads(Path("/proc/self/fd/0").read_bytes())
-    number, owner_pid = int(descriptor), int(kernel_pid)
-    os.set_inheritable(number, False)
-    try:
-        if owner_pid:
+    server, shells, kernel = socket.socket(fileno=int(descriptor)), None, []
+    server.set_inheritable(False)
+    if owner_pid := int(kernel_pid):
+        try:
             # Only during the imports, as this also takes effect when the parent's starting thread
             # ends.
             die_with(owner_pid, 0)
             # Not by the socket: processes forked by the kernel may hold its other end, and live
             # longer.
             kernel = [os.pidfd_open(owner_pid)]
-            server, shells = socket.socket(fileno=number), None
-        else:
-            shells = Shells(number, plan["conditions"], dict(os.environ), {plan["list_path"]})
-            server, kernel = shells.bind(), []
-    except OSError:  # the kernel has ended, or the directory is full
-        return
+        except ProcessLookupError:
+            return
+    else:
+        os.set_inheritable(plan["directory"], False)
+        made_in = plan["conditions"], dict(os.environ)
+        shells = Shells(plan["directory"], *made_in, lists={plan["list_path"]})
     name_process("cellmesh-waits")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_policy(os.SCHED_BATCH)  # while the kernel runs cells; ranks could not undo a nice value
@@ -145,12 +145,6 @@ class Shells:
     process: Process = field(
         default_factory=lambda: Process(os.getpid(), started_ticks(os.getpid()))
     )
-
-    def bind(self) -> socket.socket:
-        """Make the socket, on which the zygote is to listen once it has imported torch."""
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        server.bind(address(self.directory, name_socket(self.process)))
-        return server
 
     def note(self, is_there: bool = True) -> None:
         """Show in the directory how many modules it has learned, and that it was used now; or that
@@ -291,7 +285,8 @@ class _Waiting:
                     connection = stack.enter_context(self._shells.accept(self._server))
                 data, descriptors = receive_descriptors(connection, 1, _NUM_DESCRIPTORS)
                 if len(descriptors) == _NUM_DESCRIPTORS:
-                    self._fork(descriptors, {*own, connection.fileno()})
+                    inner = [self._shells.directory] if self._shells else []
+                    self._fork(descriptors, {*own, *inner, connection.fileno()})
             except (OSError, msgspec.MsgspecError):  # the closed pipe shows it
                 data = b""
             for number in descriptors:

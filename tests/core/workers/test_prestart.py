@@ -1,14 +1,20 @@
-"""The process that waits for a notebook's next mesh."""
+"""The process that waits for the next mesh of a notebook or of a user's shells."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from cellmesh.workers.preload import Loading
-from cellmesh.workers.prestart import _Waiting
+import pytest
+
+from cellmesh.wire.marks import StartMesh
+from cellmesh.wire.preload import change_preloads, learn
+from cellmesh.wire.waiting import Needs, address, find_sockets, name_socket, open_directory
+from cellmesh.workers.preload import Loading, Watched
+from cellmesh.workers.prestart import Shells, _Waiting
 
 
 def test_it_ends_after_its_time_and_loads_nothing_then(tmp_path: Path) -> None:
@@ -18,3 +24,68 @@ def test_it_ends_after_its_time_and_loads_nothing_then(tmp_path: Path) -> None:
     with kernel, own:
         _Waiting(own, [pidfd], 0.01, cast(Any, None), loading).serve()
     os.close(pidfd)
+
+
+# ---- of shells
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> os._Environ[str]:
+    """An environment that records which variables are looked up."""
+    monkeypatch.setattr(Watched, "asked", set())
+    monkeypatch.setattr(Watched, "prefixes", set())
+    plain: Any = os.environ
+    data = {b"READ": b"1", b"SEED": b"2", b"BAR_WIDTH": b"3", b"RANK": b"4"}
+    copied = type(os.environ)(
+        data, plain.encodekey, plain.decodekey, plain.encodevalue, plain.decodevalue
+    )
+    cast(Any, copied).__class__ = Watched
+    return copied
+
+
+def misfit(shells: Shells, changes: Mapping[str, str], **given: Any) -> str:
+    fields: dict[str, Any] = {"conditions": {}, "learned": (), "found": {}, "list_path": ""}
+    return shells.misfit(Needs(**fields | given), {**shells.environment, **changes})
+
+
+def test_variables_matter_that_imports_have_looked_up(environ: os._Environ[str]) -> None:
+    assert environ.get("READ") == "1"
+    assert "ABSENT" not in environ
+    found = {name: value for name, value in environ.items() if name.startswith("BAR_")}
+    assert found == {"BAR_WIDTH": "3"} == {n: v for n, v in dict(environ).items() if n in found}
+    shells = Shells(-1, {}, environment=dict(environ), lists=set())
+    assert misfit(shells, {"SEED": "3", "NEW": "1", "RANK": "5", "TERM": "dumb"}) == ""
+    for name in ("READ", "ABSENT", "BAR_WIDTH", "BAR_COLOUR", "LD_PRELOAD", "PYTORCH_JIT"):
+        assert misfit(shells, {name: "other"}) == name
+
+
+def test_conditions_and_modules_of_other_projects_matter() -> None:
+    shells = Shells(-1, {"umask": "2"}, {}, set())
+    assert misfit(shells, {}, conditions={"umask": "2"}) == ""
+    assert misfit(shells, {}, conditions={"umask": "7"}) == "umask"
+    assert misfit(shells, {}, conditions={"umask": "2", "nice": "1"}) == "nice"
+    shells = Shells(-1, {}, {}, set(), learned={"msgspec.json"})
+    own = {"msgspec": __import__("msgspec").__file__}
+    more = ("msgspec.json", "another")
+    assert misfit(shells, {}, learned=more, found=own) == ""
+    assert misfit(shells, {}, learned=more, found={"msgspec": "/beside.py"}) == "msgspec.json"
+    assert misfit(shells, {}, learned=("another",), found=own) == "msgspec.json"
+    assert "msgspec.json" in shells.take(StartMesh("", b"", {}))
+
+
+def test_modules_that_a_project_has_learned_are_added_once(runtime_dir: Path) -> None:
+    path = runtime_dir / "lists" / "list.json"
+    shells = Shells(open_directory(), {}, {}, {str(path)})
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address(shells.directory, name_socket(shells.process)))
+        assert find_sockets(shells.directory)[0].num_modules == -1
+        shells.note()
+        change_preloads(path, lambda found: learn(found, "", {"one": 1.0, "two": 2.0}))
+        assert [shells.more_to_learn(), shells.more_to_learn()] == [["one", "two"], []]
+        assert find_sockets(shells.directory)[0].num_modules == 2
+        path.unlink()
+        change_preloads(path, lambda found: learn(found, "", {"of_another_project": 1.0}))
+        assert shells.more_to_learn() == []
+    shells.note(is_there=False)
+    assert os.listdir(shells.directory) == []
+    os.close(shells.directory)

@@ -28,12 +28,19 @@ import msgspec
 from ....errors import HostError, MeshUsageError
 from ....wire import marks
 from ....wire.environment import SET_BY_TORCH
-from ....wire.host import Process, own_version
+from ....wire.host import Process, own_version, started_ticks
 from ....wire.marks import READY, StartMesh, argument
 from ....wire.own_file import SecretBytes
 from ....wire.process import absolute, isolated_command, wait_readable
 from ....wire.ticket import Ticket, runtime_root
-from ....wire.waiting import Needs, address, find_sockets, is_own_peer, open_directory
+from ....wire.waiting import (
+    Needs,
+    address,
+    find_sockets,
+    is_own_peer,
+    name_socket,
+    open_directory,
+)
 from ...kernel import own_shell
 from ...options import read_project_options
 from ...preload import learned_modules, own_list
@@ -236,7 +243,7 @@ class Prestart:
                 "learned": self._learned,
                 "list_path": str(learned_list),
             }
-            self._child = _spawn(theirs.fileno(), os.getpid(), self._keep_ms, plan)
+            self._child = _spawn([theirs.fileno()], os.getpid(), self._keep_ms, plan)
         self._socket, self._state, self._made_in = ours, "importing", now
 
     def _look(self, timeout_s: float) -> None:
@@ -341,9 +348,20 @@ class ShellPrestart(Prestart):
                 "learned": needs.learned,
                 "list_path": needs.list_path,
                 "conditions": needs.conditions,
+                "directory": directory,
                 "owner": os.getpid(),
             }
-            child = _spawn(directory, 0, self._keep_ms, plan)
+            server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            # At once, so that no other process leaves one, too; with the zygote's name below.
+            name = name_socket(Process(os.getpid(), started_ticks(os.getpid())))
+            server.bind(address(directory, name))
+            try:
+                child = _spawn([server.fileno(), directory], 0, self._keep_ms, plan)
+            except BaseException:
+                os.unlink(name, dir_fd=directory)
+                raise
+            own_name = name_socket(Process(child.pid, started_ticks(child.pid)))
+            os.rename(name, own_name, src_dir_fd=directory, dst_dir_fd=directory)
             resource.prlimit(child.pid, resource.RLIMIT_NOFILE, self._files)
 
 
@@ -371,7 +389,7 @@ def _needs(sys_path: Sequence[str], is_preloaded: bool) -> Needs:
 
 
 def _spawn(
-    descriptor: int, kernel_pid: int, keep_ms: int, plan: Mapping[str, Any]
+    descriptors: Sequence[int], kernel_pid: int, keep_ms: int, plan: Mapping[str, Any]
 ) -> subprocess.Popen[bytes]:
     """Start a zygote (`workers.prestart.main`), to which `plan` is passed as its standard input."""
     own_path = os.memfd_create("cellmesh-sys-path")
@@ -382,7 +400,7 @@ def _spawn(
         child = subprocess.Popen(
             isolated_command(
                 "cellmesh.workers.prestart",
-                str(descriptor),
+                str(descriptors[0]),
                 str(kernel_pid),
                 str(keep_ms),
                 argument(runtime_root(), kernel_pid),
@@ -392,7 +410,7 @@ def _spawn(
             stdin=own_path,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[descriptor],
+            pass_fds=descriptors,
             start_new_session=True,
         )
     finally:
