@@ -247,8 +247,13 @@ FEATURES = (
         "cli/",
     ),
     Feature(
+        "commands on a living mesh",
+        510,
+        "controller/acts.py controller/session/guests.py cli/remote.py cli/finding.py",
+    ),
+    Feature(
         "doctor",
-        259,
+        287,
         "cli/doctor.py",
     ),
 )

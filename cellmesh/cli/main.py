@@ -12,10 +12,13 @@ import click
 from .. import __version__
 from ..errors import CellmeshError
 
+_ACTS = ("status", "stacks", "logs", "interrupt", "heal", "pull")
 # The commands in the order of the help, each with its module, which is imported for it only.
 _COMMANDS = {
     "start": "start.start_command",
     "shell": "shell.shell",
+    "exec": "remote.exec_command",
+    **{name: f"remote.{name}" for name in _ACTS},
     "ps": "meshes.ps",
     "stop": "meshes.stop",
     "doctor": "doctor.doctor",

@@ -12,6 +12,7 @@ import keyword
 import marshal
 import re
 import shlex
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,11 @@ _MAY_BE_SPECIAL = re.compile(
 def _transform(source: str) -> str:
     """Return a cell with IPython's magics and prompts turned into Python."""
     text = source if source.endswith("\n") else f"{source}\n"
-    return _transformer().transform_cell(source) if _MAY_BE_SPECIAL.search(text) else text
+    return _transformer().transform_cell(source) if _is_special(text) else text
+
+
+def _is_special(source: str) -> bool:
+    return _MAY_BE_SPECIAL.search(source) is not None
 
 
 def read_cell(source: str, execution_count: int = 0) -> Cell:
@@ -104,6 +109,8 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
         CellSyntaxError: the source does not parse.
     """
     try:
+        if _is_special(source) and "IPython" not in sys.modules:  # ranks have it
+            return Cell(source, "", b"")
         transformed = _transform(source)
         if _may_be_automagic(transformed):
             return Cell(source, "", b"")

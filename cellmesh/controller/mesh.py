@@ -21,6 +21,7 @@ from .ranks import Ranks
 from .run import Run
 from .session.life import StartProgress
 from .session.session import Session
+from .status import LOG_BYTES
 
 # An expression, as a call would mark new ranks as no longer empty.
 _MODULES = "__import__('cellmesh.wire.modules', fromlist=[''])"
@@ -189,7 +190,7 @@ class Mesh(Ranks):
         session = self.rank_set.session
         return explain_waits(self.states(), session.dead_ranks, len(self))
 
-    def read_log(self, rank: int, num_bytes: int = 1 << 20) -> LogText | None:
+    def read_log(self, rank: int, num_bytes: int = LOG_BYTES) -> LogText | None:
         """Read the end of a rank's log, which has all output of the rank.
 
         Args:

@@ -21,7 +21,7 @@ from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
 from .rank_set import RankSet, dump_call, pack_call
 from .run import Run
-from .status import show_stacks
+from .status import show_stacks, stacks_of
 
 if TYPE_CHECKING:
     from .inspect import Inspection
@@ -269,7 +269,7 @@ class Ranks:
         Args:
             all_threads: whether to include all threads, not only the main thread.
         """
-        return show_stacks(self.rank_set.session, self.ranks, all_threads)
+        return show_stacks(stacks_of(self.rank_set.session, self.ranks, all_threads))
 
     def check(self, expression: str = "") -> CheckReport:
         """Check that replicas are equal: parameters, buffers, optimizer and RNG state. Blocks.

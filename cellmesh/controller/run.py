@@ -168,7 +168,7 @@ class Run(Generic[T]):
         self._num_attending = 0  # waiting threads and tasks that can answer requests for input
         self._questions: Questions | None = None  # made on demand, as most runs need no input
         self._is_live = False
-        self._verdict = ""
+        self._verdict = self._no_input = ""
 
     # ---- for users
 
@@ -185,11 +185,18 @@ class Run(Generic[T]):
         ended = list(self._outcomes.items())
         return sorted(rank for rank, outcome in ended if type(outcome.verb) is not Done)
 
+    def outcomes(self) -> dict[int, Any]:
+        """Return how each rank has ended the run: its ``Done``, ``Failed`` or ``Died`` message."""
+        return {rank: outcome.verb for rank, outcome in sorted(self._outcomes.items())}
+
+    def refuse_input(self, why: str) -> None:
+        """Answer requests for input with end of file, and the reason `why`, from now on."""
+        self._no_input = why
+
     def timings(self) -> dict[int, Timing]:
         """Return each rank's timing, for a run with ``timed`` (see `Ranks.submit_cell`)."""
-        verbs = {rank: outcome.verb for rank, outcome in list(self._outcomes.items())}
-        times = {rank: getattr(verb, "timing", None) for rank, verb in verbs.items()}
-        return {rank: timing for rank, timing in sorted(times.items()) if timing is not None}
+        times = {rank: getattr(verb, "timing", None) for rank, verb in self.outcomes().items()}
+        return {rank: timing for rank, timing in times.items() if timing is not None}
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Register a function to call once every rank has ended the run, in the event loop of the
@@ -371,6 +378,8 @@ class Run(Generic[T]):
         if type(verb) is InputCancelled:
             if self._questions is not None:
                 self._questions.withdraw(ranks, verb.request)
+        elif type(verb) is InputRequest and self._no_input:
+            self._control.reply(dict.fromkeys(ranks, verb.request), self._no_input, True)
         elif type(verb) is InputRequest:
             self.clear_live()
             self.printer.feed(ranks, verb, now)

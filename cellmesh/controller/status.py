@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..errors import NoMeshError
 from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.status import RankInfo, RankState, Stacks, StackText
 from .core.effects import State
@@ -13,6 +14,9 @@ from .core.mesh_state import FIRST_HEAL
 from .core.sweeps import SWEEP_S
 from .core.verdict import find_verdict
 from .session.session import Session
+
+# Most that is read of a log, from its end.
+LOG_BYTES = 1 << 20
 
 Activity = Literal["idle", "runs", "waits", "asks", "heals", "new", "starts", "silent", "dead"]
 
@@ -78,8 +82,10 @@ def activity_of(info: RankInfo, state: RankState | None) -> Activity:
     return "waits" if state.collective else "runs"
 
 
-def show_stacks(session: Session, ranks: Sequence[int], all_threads: bool = False) -> str:
-    """Return ranks' Python stacks as one text; each stack appears once, below its ranks."""
+def stacks_of(
+    session: Session, ranks: Sequence[int], all_threads: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return ranks' Python stacks, each with the ranks that have it."""
     dead = session.dead_ranks
     living = [rank for rank in ranks if rank not in dead]
     answers: Mapping[int, StackText] | None = session.ask(
@@ -88,6 +94,23 @@ def show_stacks(session: Session, ranks: Sequence[int], all_threads: bool = Fals
     shown = dict.fromkeys(ranks, "  did not answer: it is stopped, or too busy to")
     shown |= dict.fromkeys(dead.intersection(ranks), "  dead")
     shown |= {rank: answer.text.rstrip("\n") for rank, answer in (answers or {}).items()}
-    return "\n\n".join(
-        f"{describe_ranks(group)}:\n{text}" for text, group in group_ranks(shown).items()
-    )
+    return group_ranks(shown)
+
+
+def show_stacks(groups: Mapping[str, Sequence[int]]) -> str:
+    """Return Python stacks (`stacks_of`) as one text, each below its ranks."""
+    return "\n\n".join(f"{describe_ranks(ranks)}:\n{text}" for text, ranks in groups.items())
+
+
+def show_log(session: Session, rank: int, num_lines: int) -> str:
+    """Return the last lines of a rank's log, below a line that says where they are from.
+
+    Raises:
+        NoMeshError: the mesh has ended.
+    """
+    log = session.ask_log(rank, LOG_BYTES)
+    if log is None:
+        raise NoMeshError("the mesh has ended, and its logs with it")
+    lines = log.text.splitlines()
+    head = f"---- rank {rank}: last {min(num_lines, len(lines))} lines of {log.place}"
+    return "\n".join([head, *lines[-num_lines:]])

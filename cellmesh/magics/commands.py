@@ -23,6 +23,7 @@ from ..controller.session.attach import attach, stop_mesh
 from ..controller.session.life import show_progress
 from ..controller.session.living import advise_left, left_meshes
 from ..controller.session.start import start
+from ..controller.status import show_log
 from ..controller.trace.profile import Profiling
 from ..errors import CellmeshError, MeshUsageError, NoMeshError, did_you_mean
 from ..wire.ranks import describe_ranks, parse_ranks
@@ -258,14 +259,7 @@ class Commands:
     def dist_logs(self, options: Given) -> None:
         mesh = self._need_mesh()
         for rank in parse_ranks(options["ranks"] or "all", len(mesh)):
-            log = mesh.read_log(rank)
-            if log is None:
-                raise NoMeshError("the mesh has ended, and its logs with it")
-            lines = log.text.splitlines()
-            print(
-                f"---- rank {rank}: last {min(options['lines'], len(lines))} lines of {log.place}"
-            )
-            print("\n".join(lines[-options["lines"] :]))
+            print(show_log(mesh.rank_set.session, rank, options["lines"]))
 
     def dist_interrupt(self, options: Given) -> None:
         self._choose(options).interrupt()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
 from .mime_bundle import label
 from .number_folding import compact, join_lines
 
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # Maximum number of running bars in the shared line.
 _MAX_GOING = 2
 
@@ -57,7 +59,10 @@ class ConsoleSink:
         going: str | None = None
         for block in blocks:
             try:
-                pieces.append(self._bars.text_of(block))
+                stream, text = self._bars.text_of(block)
+                if isinstance(block.item, Trace) and not self._file("stderr").isatty():
+                    text = COLOUR.sub("", text)
+                pieces.append((stream, text))
                 if isinstance(block.item, Bars):
                     going = self._bars.going(block.item)
             except (

@@ -13,6 +13,7 @@ from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
 from ..mesh import Mesh
 from ..output.calling_cell import current_sink
 from ..output.console import Sink
+from .guests import accept_guests
 from .launch.local import (
     Launcher,
     LocalAgent,
@@ -25,7 +26,13 @@ _ATTACH_S = 10.0
 _READY_S = 120.0
 
 
-def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = None) -> Mesh:
+def attach(
+    name: str | None = None,
+    *,
+    steal: bool = False,
+    sink: Sink | None = None,
+    is_guest: bool = False,
+) -> Mesh:
     """Attach this process to a running mesh, whose ranks have kept all their state.
 
     Output that was missed is shown, and runs in flight can be awaited (`Mesh.runs`).
@@ -38,6 +45,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
             with an error.
         sink: receives the output of runs in flight; None for the calling notebook cell or the
             console.
+        is_guest: whether this process is a command that leaves the mesh after one act.
 
     Returns:
         The mesh.
@@ -75,7 +83,9 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     session.wait_until_ready(_READY_S)
     if ticket.spans_hosts:
         keep_ticket(ticket)
-    return Mesh(session)
+    mesh = Mesh(session)
+    accept_guests(mesh, is_guest)
+    return mesh
 
 
 def stop_mesh(name: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ...errors import MeshUsageError, NoMeshError, ProtocolError
-from ...stdlib import os, select, threading, time
+from ...stdlib import os, select, socket, threading, time
 from ...wire.faults import Faults
 from ..core.core import Answer, Change, Core, Effect, Send
 from ..news import Reply
@@ -56,6 +56,8 @@ class Link:
         self._is_roused = False  # the loop was woken, and will read the commands
         self._agent, self._agent_has_ended = agent_end, False
         self._closing = False
+        self._poll = select.poll()
+        self._watched: dict[int, tuple[socket.socket, Callable[[], bool]]] = {}
         self._due = 0.0  # when the loop must act at the latest
         self._pid = os.getpid()
         self._faults, self._num_faults = Faults("the notebook's link to the mesh", warn), 0
@@ -88,6 +90,21 @@ class Link:
             if not self._is_roused:  # Ctrl-C before this: the next command rouses it
                 os.eventfd_write(self._wake, 1)
                 self._is_roused = True
+
+    def watch(self, watched: socket.socket, ready: Callable[[], bool]) -> None:
+        """Have the link's thread call a function whenever a socket is readable, until it returns
+        False, and then close the socket; at the end of the link, close it as well.
+
+        Raises:
+            NoMeshError: the link has been closed.
+        """
+
+        def begin(core: Core, now: float) -> Sequence[Effect]:
+            self._watched[watched.fileno()] = watched, ready
+            self._poll.register(watched, select.POLLIN)
+            return ()
+
+        self.post(begin)
 
     def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Reply[Any]:
         """Queue a request to ranks or the agent; return the reply to wait for, whose value is None
@@ -158,33 +175,40 @@ class Link:
         except Exception as error:  # this process cannot open more sockets
             problem = str(error)
         else:
-            poll = select.poll()
             for number in (self._wake, self._agent, *connection.descriptors()):
-                poll.register(number, select.POLLIN)
+                self._poll.register(number, select.POLLIN)
             while not (self._closing or self._core.mesh.state == "ended"):
-                self._turn(poll, connection)
+                self._turn(connection)
         with self._lock:
             self._closing = True
         self._faults.guard(self._serve_rest, connection, problem)
         if connection is not None:
             self._faults.guard(connection.close)
+        for watched, _ in self._watched.values():
+            self._faults.guard(watched.close)
         os.close(self._wake)
         os.close(self._agent)
         self._faults.guard(self._owner.note_closed)
 
-    def _turn(self, poll: Any, connection: Connections) -> None:
+    def _turn(self, connection: Connections) -> None:
         """Wait for an event, and handle it; an exception of a callback, even `SystemExit`, does not
         end the loop, as all other threads would wait forever.
         """
         try:
             left_s = self._due - time.monotonic()
             left_ms = None if left_s == math.inf else max(0, int(left_s * 1000 + 1))
-            for number, _ in poll.poll(left_ms):
+            for number, _ in self._poll.poll(left_ms):
                 if number == self._wake:
                     os.eventfd_read(number)
                 elif number == self._agent:
                     self._agent_has_ended = True
-                    poll.unregister(number)
+                    self._poll.unregister(number)
+                elif number in self._watched:
+                    watched, ready = self._watched[number]
+                    if not ready():
+                        self._poll.unregister(number)
+                        del self._watched[number]
+                        watched.close()
                 else:
                     connection.note_ready(number)
             self._step(connection)

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,6 +174,10 @@ class Session:
         ]
 
     # ---- requests
+
+    def watch(self, watched: socket.socket, ready: Callable[[], bool]) -> None:
+        """Have the link's thread watch a socket (`Link.watch`)."""
+        self._link.watch(watched, ready)
 
     def ask(
         self,

@@ -116,7 +116,11 @@ def start_from(
     except BaseException:
         session.stop()
         raise
-    return Mesh(session)
+    from .guests import accept_guests
+
+    mesh = Mesh(session)
+    accept_guests(mesh)
+    return mesh
 
 
 def read_options(given: Mapping[str, Any]) -> Options:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,6 +76,23 @@ def whole_text(value: Any) -> str:
     writer = _Writer(_MAX_WHOLE)
     text = writer.write(value, 0)
     return f"{name_of(type(value))} {text}" if writer.is_whole else ""
+
+
+def plain(value: Any) -> Any:
+    """Return a value for JSON: numbers, texts and None as they are, in lists and dicts as well, and
+    one-element tensors and arrays as numbers; everything else as a short text.
+    """
+    kind = type(value)
+    if kind in (bool, int, str, type(None)) or (kind is float and math.isfinite(value)):
+        return value
+    if kind in (list, tuple):
+        return [plain(item) for item in value]
+    if kind is dict:
+        return {k if type(k) is str else quiet_text(k): plain(item) for k, item in value.items()}
+    if issubclass(kind, torch.Tensor) or _module_of(kind) == "numpy":
+        with contextlib.suppress(Exception):
+            return plain(value.item())
+    return quiet_text(value)
 
 
 def _module_of(kind: type) -> Any:

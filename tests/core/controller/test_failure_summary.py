@@ -15,7 +15,7 @@ from cellmesh.controller.failure_summary import (
     explain_waits,
     summarize,
 )
-from cellmesh.controller.status import activity_of, show_stacks
+from cellmesh.controller.status import activity_of, show_stacks, stacks_of
 from cellmesh.errors import Released
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import GroupCount, InFlight
@@ -246,7 +246,7 @@ def test_activity_is_one_word(changes: Any, answer: RankState | None, activity: 
 def test_equal_stacks_are_shown_once_and_ranks_without_one_are_named() -> None:
     answers = {0: StackText(1, "at a\n"), 1: StackText(1, "at a\n")}
     session: Any = SimpleNamespace(dead_ranks={3, 9}, ask=lambda question: answers)
-    assert show_stacks(session, (0, 1, 2, 3)).split("\n\n") == [
+    assert show_stacks(stacks_of(session, (0, 1, 2, 3))).split("\n\n") == [
         "ranks 0-1:\nat a",
         "rank 2:\n  did not answer: it is stopped, or too busy to",
         "rank 3:\n  dead",
