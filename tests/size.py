@@ -252,6 +252,11 @@ FEATURES = (
         "controller/acts.py controller/session/guests.py cli/remote.py cli/finding.py",
     ),
     Feature(
+        "cellmesh run",  # options, output and end of a script, in place of torchrun
+        565,
+        "cli/run.py cli/torchrun.py cli/script_output.py",
+    ),
+    Feature(
         "doctor",
         287,
         "cli/doctor.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..errors import CellmeshError
 _ACTS = ("status", "stacks", "logs", "interrupt", "heal", "pull")
 # The commands in the order of the help, each with its module, which is imported for it only.
 _COMMANDS = {
+    "run": "run.run",
     "start": "start.start_command",
     "shell": "shell.shell",
     "exec": "remote.exec_command",
@@ -61,9 +63,15 @@ def main() -> None:
 
     \b
     Examples:
+      cellmesh run -n 4 train.py     a script, in place of torchrun
       cellmesh doctor         check this machine, and show how to fix problems
       cellmesh ps             the meshes that are running
       cellmesh stop train     end one of them
     """
+    for number in range(3):  # else the next socket or file would be standard output
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and hosts need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")

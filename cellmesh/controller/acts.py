@@ -284,7 +284,7 @@ class Record(msgspec.Struct, frozen=True):
 
 def _thrown(run: Run[Any]) -> dict[int, Thrown]:
     thrown = {}
-    for rank, verb in run.outcomes().items():
+    for rank, verb in sorted(run.outcomes().items()):
         if isinstance(verb, Failed):
             text = COLOUR.sub("", verb.whole_traceback or verb.traceback)
             line = verb.line or None

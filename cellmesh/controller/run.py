@@ -186,8 +186,10 @@ class Run(Generic[T]):
         return sorted(rank for rank, outcome in ended if type(outcome.verb) is not Done)
 
     def outcomes(self) -> dict[int, Any]:
-        """Return how each rank has ended the run: its ``Done``, ``Failed`` or ``Died`` message."""
-        return {rank: outcome.verb for rank, outcome in sorted(self._outcomes.items())}
+        """Return how each rank has ended the run (its ``Done``, ``Failed`` or ``Died`` message), in
+        the order of arrival.
+        """
+        return {rank: self._outcomes[rank].verb for rank in tuple(self._arrived)}
 
     def refuse_input(self, why: str) -> None:
         """Answer requests for input with end of file, and the reason `why`, from now on."""
@@ -195,7 +197,9 @@ class Run(Generic[T]):
 
     def timings(self) -> dict[int, Timing]:
         """Return each rank's timing, for a run with ``timed`` (see `Ranks.submit_cell`)."""
-        times = {rank: getattr(verb, "timing", None) for rank, verb in self.outcomes().items()}
+        times = {
+            rank: getattr(verb, "timing", None) for rank, verb in sorted(self.outcomes().items())
+        }
         return {rank: timing for rank, timing in times.items() if timing is not None}
 
     def on_end(self, callback: Callable[[], None]) -> None:

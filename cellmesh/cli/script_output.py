@@ -1,0 +1,197 @@
+"""Shows the output of a script's ranks: folded on a terminal, as it is elsewhere, and in files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..controller.output.console import Sink
+from ..controller.output.fold import HOLD_S, Ranks
+from ..controller.output.printer import Printer
+from ..wire.verbs import InputCancelled, InputRequest, Output, StreamName
+
+# How long the beginning of a line waits for its end, so that lines of ranks do not mix.
+LINE_S = 0.2
+
+Key = tuple[int, StreamName]
+Write = Callable[[StreamName, bytes], None]
+
+
+class LogFiles:
+    """The files with the output of ranks, where torchrun has them: ``attempt_0/3/stdout.log``.
+
+    Args:
+        directory: directory of this launch.
+        streams: rank -> its streams that are written to files.
+    """
+
+    def __init__(self, directory: Path, streams: Mapping[int, Collection[StreamName]]) -> None:
+        self.directory = directory
+        self._files: dict[Key, Path] = {}
+        for rank, names in streams.items():
+            folder = directory / "attempt_0" / str(rank)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                self._files[rank, name] = folder / f"{name}.log"
+                self._files[rank, name].touch()
+
+    def write(self, rank: int, stream: StreamName, data: bytes) -> None:
+        """Append output of a rank, if the stream is written to a file."""
+        if (path := self._files.get((rank, stream))) is not None:
+            with open(path, "ab") as file:
+                file.write(data)
+
+
+class Stdin:
+    """Reads this process's standard input when a script asks for it, so that a script which reads
+    none leaves it to others, as the loop of a shell.
+
+    Args:
+        reply: sends a rank text, or the end of the input (`Runs.reply`).
+    """
+
+    def __init__(self, reply: Callable[[Mapping[int, int], str, bool], None]) -> None:
+        self._reply = reply
+        self._lock = threading.Lock()
+        self._asked: dict[int, int] = {}  # rank -> the request that waits
+        self._unread: bytes | None = None  # was read for a request that was cancelled
+        self._is_reading = False
+
+    def ask(self, rank: int, request: int) -> None:
+        """Answer a rank's request once there is input, without waiting for it."""
+        with self._lock:
+            self._asked = {rank: request}
+            if self._unread is not None:
+                self._answer(self._unread)
+            elif not self._is_reading:
+                self._is_reading = True
+                threading.Thread(target=self._read, name="cellmesh-stdin", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Keep the next input for a later request."""
+        with self._lock:
+            self._asked = {}
+
+    def _read(self) -> None:
+        data = b""
+        with contextlib.suppress(OSError):  # it is closed, or the terminal is gone
+            data = os.read(0, 1 << 16)
+        with self._lock:
+            self._is_reading = False
+            self._answer(data)
+
+    def _answer(self, data: bytes) -> None:
+        asked, self._asked = self._asked, {}
+        self._unread = None if asked else data
+        if asked:
+            self._reply(asked, data.decode("latin-1"), not data)
+
+
+class ScriptPrinter(Printer):
+    """Prints the output of a script: streams that are no terminal get the ranks' text unchanged.
+
+    Args:
+        ranks: ranks of the run.
+        sink: shows the streams that are folded.
+        write: writes to a stream that is not folded.
+        stdin: answers requests of the script for standard input.
+        raw: the streams that are not folded.
+        hidden: rank -> its streams that are shown nowhere (`LogFiles` may have them).
+        logs: files that get the ranks' output as well; None for none.
+        folds_numbers: as in `Printer`.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        sink: Sink,
+        write: Write,
+        stdin: Stdin,
+        *,
+        raw: Collection[StreamName] = (),
+        hidden: Mapping[int, Collection[StreamName]] | None = None,
+        logs: LogFiles | None = None,
+        hold_s: float = HOLD_S,
+        folds_numbers: bool = True,
+    ) -> None:
+        super().__init__(ranks, sink, hold_s=hold_s, folds_numbers=folds_numbers)
+        self._write, self._stdin = write, stdin
+        self._raw, self._hidden = raw, hidden or {}
+        self._logs = logs
+        self._begun: dict[Key, tuple[float, str]] = {}  # beginnings of lines, and since when
+
+    def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
+        """Add a message of these ranks, as `Printer.feed` does."""
+        if type(verb) is InputRequest and verb.is_raw:
+            self._stdin.ask(ranks[0], verb.request)
+        elif type(verb) is InputCancelled:
+            self._stdin.cancel()
+        elif type(verb) is Output:
+            self._log(ranks, verb.stream, verb.text)
+            if shown := self._shown(ranks, verb.stream):
+                if verb.stream not in self._raw:
+                    super().feed(shown, verb, now)
+                for rank in shown if verb.stream in self._raw else ():
+                    self._add((rank, verb.stream), verb.text, now)
+        else:
+            super().feed(ranks, verb, now)
+
+    def show(self, now: float, everything: bool = False) -> None:
+        """Show the output that is due, or all of it."""
+        for key, (since, text) in [*self._begun.items()]:
+            if everything or now >= since + LINE_S:
+                del self._begun[key]
+                self._write(key[1], text.encode(errors="surrogateescape"))
+        super().show(now, everything)
+
+    def settle(self, ranks: Ranks, verb: Any, now: float, is_shown: bool = True) -> None:
+        """Record how these ranks ended the run. The ranks have printed their tracebacks, and a line
+        at the end of the launch names those that failed or died.
+        """
+        super().settle(ranks, verb, now, is_shown=False)
+
+    def finish(self, now: float, is_raised: bool = False) -> None:
+        """Record that all ranks have ended the run; their threads may still print."""
+        self.show(now, everything=True)
+        super().finish(now, is_raised)
+
+    def deadline(self) -> float | None:
+        """Return the time from which `show` has more to show, as `Printer.deadline` does."""
+        due = [since + LINE_S for since, _ in self._begun.values()]
+        folded = super().deadline()
+        return min(due if folded is None else [*due, folded], default=None)
+
+    def _add(self, key: Key, text: str, now: float) -> None:
+        """Write a text to its stream, except a last line that has no end yet."""
+        since, before = self._begun.pop(key, (now, ""))
+        text = before + text
+        end = text.rfind("\n") + 1
+        if "\r" in text[end:]:  # a line that is redrawn, as a progress bar
+            end = len(text)
+        if end:
+            self._write(key[1], text[:end].encode(errors="surrogateescape"))
+        if text[end:]:
+            self._begun[key] = (now if end else since, text[end:])
+
+    def _shown(self, ranks: Ranks, stream: StreamName) -> Ranks:
+        return tuple(rank for rank in ranks if stream not in self._hidden.get(rank, ()))
+
+    def _log(self, ranks: Ranks, stream: StreamName, text: str) -> None:
+        if self._logs is not None:
+            for rank in ranks:
+                self._logs.write(rank, stream, text.encode(errors="surrogateescape"))
+
+
+def write_whole(descriptor: int, data: bytes) -> None:
+    """Write all of these bytes to a file descriptor. Blocks.
+
+    Raises:
+        BrokenPipeError: its reader has gone.
+    """
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

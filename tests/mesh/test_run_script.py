@@ -1,0 +1,190 @@
+"""`cellmesh run` as its users run it: programs, pipes, terminals and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import check_nothing_left
+
+COMMAND = [sys.executable, "-m", "cellmesh", "run"]
+LIMIT_S = 60.0
+
+SCRIPT = """
+import os, sys, time
+rank = int(os.environ["RANK"])
+for word in sys.argv[1:]:
+    if word == "print":
+        print("rank", rank)
+    elif word == "read":
+        print(rank, sys.stdin.read().split())
+    elif word == "fail" and rank == 1:
+        raise ValueError("no more")
+    elif word == "exit" and rank == 1:
+        os._exit(9)
+    elif word == "wait":
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+    elif word == "handle":
+        import signal
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("handled", rank)))
+    elif word == "sleep":
+        print("sleeping", rank, flush=True)
+        time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(runtime_dir: Path) -> Iterator[None]:
+    yield
+    check_nothing_left(runtime_dir)
+
+
+def run(*words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    line = [*COMMAND, *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def test_output_of_ranks_is_unchanged_in_a_pipe_and_the_status_is_the_first_failures(
+    script: Path, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    options = ["-n", "2", "--log-dir", logs]
+    done = run(*options, script, "print", "read", "fail", "wait", input="a b")
+    assert sorted(done.stdout.splitlines()) == ["0 ['a', 'b']", "1 []", "rank 0", "rank 1"]
+    *traceback, last = done.stderr.splitlines()
+    assert (traceback[0], traceback[-1]) == (
+        "Traceback (most recent call last):",
+        "ValueError: no more",
+    )
+    assert last.startswith("cellmesh run: rank 1 raised ValueError: no more (train.py:10); rank 0 ")
+    assert last.endswith("released")
+    assert done.returncode == 1
+    (launch,) = logs.iterdir()
+    assert (launch / "attempt_0/1/stdout.log").read_text() == "rank 1\n1 []\n"
+    assert (launch / "attempt_0/1/stderr.log").read_text().endswith("ValueError: no more\n")
+    # The second run is forked from the zygote that the first has left.
+    died = run("-n", "2", script, "exit", "wait")
+    assert died.returncode == 9
+    assert "cellmesh run: rank 1 exited with code 9" in died.stderr
+
+
+@contextlib.contextmanager
+def in_terminal(*words: str | Path) -> Iterator[tuple[int, int]]:
+    """The process of a run in a terminal of its own, and the terminal's other end."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [*COMMAND, *map(str, words)])
+    try:
+        yield pid, terminal
+    finally:
+        os.close(terminal)
+
+
+def read_until(terminal: int, text: str) -> str:
+    """What a terminal shows until a text, or until its programs have ended."""
+    shown, deadline = "", time.monotonic() + LIMIT_S
+    while text not in shown or not text:
+        assert time.monotonic() < deadline, shown
+        if select.select([terminal], [], [], 1)[0]:
+            try:
+                shown += os.read(terminal, 1 << 16).decode()
+            except OSError:  # the last program has closed it
+                break
+    return shown
+
+
+def test_ctrl_c_and_a_hangup_in_a_terminal(script: Path) -> None:
+    with in_terminal("-n", "2", script, "print", "sleep") as (pid, terminal):
+        assert "[0" in read_until(terminal, "sleeping")  # marked with its ranks
+        os.write(terminal, b"\x03")
+        shown = read_until(terminal, "")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert "cellmesh run: ranks 0-1 raised KeyboardInterrupt" in shown
+    assert "Traceback" not in shown.partition("cellmesh run:")[2]
+    with in_terminal("-n", "2", script, "sleep") as (pid, terminal):
+        read_until(terminal, "sleeping")
+        os.kill(pid, signal.SIGHUP)
+        read_until(terminal, "")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+
+
+def test_signals_reach_ranks_and_a_killed_run_or_closed_pipe_leaves_none(script: Path) -> None:
+    def begin(*words: str) -> subprocess.Popen[str]:
+        line = [*COMMAND, "-n", "2", str(script), *words]
+        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    with begin("handle", "sleep") as handling:
+        assert handling.stdout is not None
+        for _ in range(2):
+            assert handling.stdout.readline().startswith("sleeping")
+        handling.terminate()
+        assert sorted(handling.stdout) == ["handled 0\n", "handled 1\n"]
+        assert handling.wait(LIMIT_S) == 128 + signal.SIGTERM
+    with begin("sleep") as killed:
+        assert killed.stdout is not None
+        killed.stdout.readline()
+        killed.kill()
+    with begin(*["print"] * 50_000, "sleep") as cut:
+        assert cut.stdout is not None
+        cut.stdout.readline()
+        cut.stdout.close()
+        assert cut.wait(LIMIT_S) == 128 + signal.SIGPIPE
+        assert cut.stderr is not None
+        assert cut.stderr.read() == ""
+
+
+def test_a_mesh_that_lives_on_runs_more_scripts(script: Path, tmp_path: Path) -> None:
+    kept = run("-n", "2", "--no-keep-warm", "--keep", "10m", "--name", "dev", script, "fail")
+    assert (kept.returncode, "`cellmesh shell dev`" in kept.stderr) == (1, True)
+    shared = tmp_path / "shared.py"
+    shared.write_text(
+        "print('rank' in globals(), ValueError); loaded = globals().get('loaded', 0) + 1"
+    )
+    try:
+        again = [run("--on", "dev", shared) for _ in range(2)]
+        assert [(each.returncode, each.stderr) for each in again] == [(0, ""), (0, "")]
+        shared.write_text("print('loaded', loaded)")
+        assert run("--on", "dev", shared).stdout == "loaded 2\n" * 2
+        with subprocess.Popen(
+            [*COMMAND, "--on", "dev", str(script), "sleep"], stdout=subprocess.PIPE, text=True
+        ) as busy:
+            assert busy.stdout is not None
+            busy.stdout.readline()
+            refused = run("--on", "dev", script)
+            assert refused.returncode == 1
+            assert f"dev is held by process {busy.pid}, and runs train.py" in refused.stderr
+            waiting = subprocess.Popen(
+                [*COMMAND, "--on", "dev", "--wait", str(script), "print"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            busy.send_signal(signal.SIGINT)
+            assert busy.wait(LIMIT_S) == 130
+        assert sorted(waiting.communicate(timeout=LIMIT_S)[0].split("\n")) == [
+            "",
+            "rank 0",
+            "rank 1",
+        ]
+        assert "did you mean 'dev'" in run("--on", "deb", script).stderr
+    finally:
+        stop = [sys.executable, "-m", "cellmesh", "stop", "dev"]
+        subprocess.run(stop, check=True, capture_output=True, timeout=LIMIT_S)
