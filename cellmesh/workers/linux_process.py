@@ -8,10 +8,13 @@ import _thread
 import array
 import contextlib
 import ctypes
+import fcntl
 import resource
 import signal
 import socket
+import struct
 import sys
+import termios
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -153,6 +156,14 @@ def signal_own_group(number: int) -> None:
 def ignore_from_any_thread(number: int) -> None:
     """Ignore a signal; unlike `signal.signal`, this works on any thread."""
     _libc.signal(number, ctypes.c_void_p(int(signal.SIG_IGN)))
+
+
+def num_unsent(descriptor: int) -> int:
+    """Return the number of bytes in a socket that its peer has not received; for a unix socket,
+    which counts them with its buffers, a greater one than 0 until the peer has read all.
+    """
+    unsent: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
+    return unsent
 
 
 def rss_bytes(pid: int) -> int:

@@ -234,7 +234,7 @@ def import_all(learned: Iterable[str] = ()) -> RankShell:
     """
     gc.disable()
     _try_to_import(_EXTENSIONS)
-    loader = threading.Thread(target=_load_libraries)
+    loader = threading.Thread(target=_load_libraries, name="libraries")  # not "Thread-1"
     loader.start()
     _try_to_import((*_BESIDE, *_REQUIRED.intersection(learned)))
     loader.join()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from ...errors import HostError, NoMeshError
+from ...errors import HostError, MeshUsageError, NoMeshError
+from ...wire import marks
 from ...wire.options import StartOptions
 from ...wire.ticket import Ticket, runtime_root
 from ..host_list import INVITING
@@ -85,6 +86,12 @@ def start_from(
         on_progress: called with the progress of the start, on another thread.
         given: the options.
     """
+    if marks.VARIABLE in os.environ and "LOCAL_RANK" in os.environ:
+        raise MeshUsageError(
+            f"this process is rank {os.environ.get('RANK')} of a mesh, "
+            "and cellmesh.start makes ranks itself: run the script by `python`, or on the ranks "
+            "without cellmesh.start"
+        )
     started_at = time.monotonic()
     checked = read_options({"num_ranks": num_ranks, **given})
     if checked.name:

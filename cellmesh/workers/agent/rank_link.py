@@ -95,14 +95,15 @@ class RankLink:
             self._want(queued, True)
 
     def hear(self, is_heard: bool) -> None:
-        """Start or stop reading the rank's work and large-value sockets; while they are not read,
-        the rank blocks once their buffers are full.
+        """Start or stop reading the rank's pipes, and its work and large-value sockets; while they
+        are not read, the rank blocks once their buffers are full.
         """
         if is_heard != self._is_heard:
             self._is_heard = is_heard
             for queued in self._channels.values():
                 self._want(queued, not queued.flush())
-            self._events.want(self._segments.fileno(), is_heard, False)
+            for number in (self._segments.fileno(), *self._reads.values()):
+                self._events.want(number, is_heard, False)
 
     def take_given(self, run: int) -> Memfd | None:
         """Remove and return the shared-memory segment in which the rank has passed a run's result;

@@ -2,7 +2,8 @@
 itself.
 
 While an attached controller keeps up, messages of ranks are passed on at once. Otherwise they wait
-here. Output is bounded, and the oldest is dropped first; answers are kept, as runs wait for them.
+here. Output is bounded, and the oldest is dropped first, except that of a script while its
+controller is attached; answers are kept, as runs wait for them.
 Of runs in flight, answers that an earlier controller has received are kept, too, without large
 values, so that the next controller receives all of them. Messages other than output are bounded for
 each rank: beyond the bound, the rank is not read while a controller is attached, and values are
@@ -86,6 +87,7 @@ class Spool:
         self.ahead: set[int] = set()
         self._skipped: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._flights: dict[int, _Flight] = {}
+        self._whole: set[int] = set()  # runs whose output is not dropped (`Relay.is_whole`)
         self._is_attended = False
         self.next_run = 1
 
@@ -99,6 +101,8 @@ class Spool:
         if order.channel == "work":
             info = RunInfo(order.run, order.ranks, order.title, order.execution_count)
             self._flights[order.run] = _Flight(info, set(order.ranks))
+            if order.is_whole:
+                self._whole.add(order.run)
 
     def forget_runs(self) -> None:
         """Drop the records of all runs, as all ranks are being restarted."""
@@ -135,7 +139,7 @@ class Spool:
                     continue
                 parcel = kept
             self._entries[self._next_entry] = parcel
-            if type(parcel.verb) is Ranked and type(parcel.verb.verb) in _OUTPUT:
+            if self._may_drop(parcel):
                 self._output.append(self._next_entry)
                 self._output_bytes += size_of(parcel)
             else:
@@ -199,6 +203,10 @@ class Spool:
         self.add([*before, state, *told, *waiting])
 
     # ---- internal
+
+    def _may_drop(self, parcel: Parcel[Any]) -> bool:
+        verb: Any = parcel.verb.verb if type(parcel.verb) is Ranked else None
+        return type(verb) in _OUTPUT and not (self._is_attended and verb.run in self._whole)
 
     def _count(self, parcel: Parcel[Any], num_bytes: int) -> None:
         """Add a number of bytes, which may be negative, to the count of queued bytes of each rank

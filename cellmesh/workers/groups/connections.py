@@ -18,11 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import re
-import struct
 import sys
-import termios
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from typing import Any
@@ -31,7 +28,7 @@ import torch
 from torch.distributed import c10d_logger
 
 from ...stdlib import os, select, socket, threading, time
-from ..linux_process import start_thread
+from ..linux_process import num_unsent, start_thread
 from ..static_lookup import args_of
 
 # Descriptor -> inode; the inode shows whether the descriptor has been reused.
@@ -135,8 +132,7 @@ def _traffic(descriptor: int) -> tuple[int, bytes]:
     """Return a connection's number of unsent bytes, and its raw counters of traffic in bytes."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        unsent = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
-        return unsent, info[_TCP_COUNTERS]
+        return num_unsent(connection.fileno()), info[_TCP_COUNTERS]
     return 0, b""
 
 

@@ -36,7 +36,7 @@ from ..groups.connections import raise_as_stops
 from ..groups.group_factory import GLOO_SWITCHES, choose_placement
 from ..groups.groups import Groups
 from ..groups.rpc import let_waits_be_interrupted
-from ..linux_process import LOOPBACK, die_with, name_command, name_process, write_stderr
+from ..linux_process import LOOPBACK, die_with, name_command, name_process, num_unsent, write_stderr
 from ..metrics import Reporter
 from ..preload import ImportTimes
 from ..run_tracker import RunTracker
@@ -117,6 +117,7 @@ def run_rank(
     pump = Pump(
         lambda parcels: work_channel.send(encode(parcels)), Log(Path(options.log_path)), interrupts
     )
+    pump.num_unread = functools.partial(num_unsent, work.fileno())
     sys.stdout = RankStream("stdout", pump, tracker)
     sys.stderr = RankStream("stderr", pump, tracker)
     shell.connect(_shower(pump, tracker))

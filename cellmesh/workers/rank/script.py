@@ -18,7 +18,6 @@ import linecache
 import runpy
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Callable, Iterator
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder, SourceFileLoader
@@ -95,6 +94,7 @@ def _prepare(work: RunScript, context: RankContext, pump: Pump, undo: contextlib
     ]
     if context.groups.rank == 0:
         changes.append((sys, "stdin", io.TextIOWrapper(io.BufferedReader(ScriptInput(shell.ask)))))
+    pump.precede_children()
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
     importlib.invalidate_caches()
@@ -174,9 +174,11 @@ def _report(
         remember_error(BaseException.with_traceback(raised, tb))
         try:
             sys.excepthook(type(raised), raised, tb)
-        except BaseException:  # as Python does
+        except BaseException as other:  # as Python does
             print("Error in sys.excepthook:", file=sys.stderr)
-            traceback.print_exc()
+            tb_of_hook = skip_machinery(traceback_of(other))
+            other.__context__ = None
+            sys.__excepthook__(type(other), other.with_traceback(tb_of_hook), tb_of_hook)
             print("\nOriginal exception was:", file=sys.stderr)
             sys.__excepthook__(type(raised), raised, tb)
     return failed
@@ -228,9 +230,14 @@ def _hide_displays() -> None:
 @contextlib.contextmanager
 def _without_ipython(shell: RankShell) -> Iterator[None]:
     """Enter a context without IPython's builtins, and in which there is no IPython shell."""
+    names = vars(builtins)
     shell.builtin_trap.deactivate()
+    ours: dict[str, Any] = {
+        name: names.pop(name) for name in ("__IPYTHON__", "display") if name in names
+    }
     type(shell).clear_instance()
     yield
+    names.update(ours)
     shell.builtin_trap.activate()
     for kind in type(shell)._walk_mro():
         kind._instance = shell  # type: ignore[assignment]

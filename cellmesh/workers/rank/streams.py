@@ -15,6 +15,7 @@ import contextlib
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -47,6 +48,9 @@ _MAX_TEXT = 1000
 # it does not: the same on all ranks, as the agent merges equal messages at little cost.
 _MORE_FOLLOWS_S = 0.005
 _MAX_ANSWERS = 16
+# Python's audit events of calls that start processes.
+_READ_S = 0.05  # how long a process that is to be started waits for the agent at most
+_STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen")
 
 # Variables by which matplotlib and plotly, as they are imported, choose to show in a notebook. On a
 # rank, plotly would choose to send 5 MB of JavaScript.
@@ -72,6 +76,9 @@ class Pump:
         self._post = post
         self._log = log
         self._gate = Gate(time.monotonic())
+        self._precedes_children = False
+        # Returns the number of bytes that the agent has not read yet.
+        self.num_unread: Callable[[], int] = lambda: 0
         self.is_whole = False  # whether all text is sent, without a limit
         self._lock = threading.RLock()
         # Appended to without the lock, as a print must be cheap; `_flush` takes from the other end.
@@ -142,6 +149,23 @@ class Pump:
     def has_answered(self, run: int) -> bool:
         """Return whether the answer to a run is queued and has not been sent yet."""
         return any(type(verb) in (Done, Failed) and verb.run == run for verb, _ in self._deferred)
+
+    def precede_children(self) -> None:
+        """From now on, whenever this process starts another, first let the agent read the text so
+        far, as it reads text of the other from a pipe.
+        """
+        if self._precedes_children:
+            return
+        self._precedes_children = True
+
+        def hear(event: str, _: object) -> None:
+            if event in _STARTS and os.getpid() == self._pid:
+                self.flush()
+                until = time.monotonic() + _READ_S
+                while self.num_unread() and time.monotonic() < until:
+                    time.sleep(_READ_S / 100)
+
+        sys.addaudithook(hear)
 
     def flush(self) -> None:
         """Send all collected text and queued messages now."""
@@ -228,6 +252,7 @@ class RankStream(io.TextIOWrapper):
         self._pump = pump
         self._tracker = tracker
         super().__init__(_ByteStream(self, name), "utf-8", "replace", write_through=True)
+        vars(self)["mode"] = "w"
 
     def isatty(self) -> bool:
         return self.is_terminal
