@@ -96,11 +96,12 @@ def shell(name: str | None, ranks: str | None, at: str | None, steal: bool) -> N
       cellmesh shell train
       cellmesh shell train --ranks 0
     """
+    found = find_mesh(name).name
     if not sys.stdin.isatty():
         raise MeshUsageError(
-            f"a shell needs a terminal: `cellmesh exec {name or 'NAME'} -` runs standard input"
+            f"a shell needs a terminal: `cellmesh exec {found} -` runs standard input"
         )
-    mesh = attach(find_mesh(name).name, steal=steal)
+    mesh = attach(found, steal=steal)
     try:
         run_shell(mesh, {"ranks": ranks, "at": at})
     finally:
