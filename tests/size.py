@@ -243,7 +243,7 @@ FEATURES = (
     ),
     Feature(
         "command line",
-        270,
+        350,
         "cli/",
     ),
     Feature(

@@ -1,4 +1,4 @@
-"""The ``cellmesh`` command: lists the meshes of this machine, ends them, and checks the machine."""
+"""The ``cellmesh`` command: starts, uses, lists and ends meshes, and checks the machine."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, message="cellmesh %(version)s")
 def main() -> None:
-    """Interactive distributed PyTorch in a notebook: see, end and check meshes from a terminal.
-
-    A mesh is started in a notebook (%load_ext cellmesh, then %dist_start 4) or in a script
-    (cellmesh.start(4)).
+    """Interactive distributed PyTorch: run scripts, and use, see and end meshes from a terminal.
 
     \b
     Examples:
-      cellmesh run -n 4 train.py     a script, in place of torchrun
-      cellmesh doctor         check this machine, and show how to fix problems
-      cellmesh ps             the meshes that are running
-      cellmesh stop train     end one of them
+      cellmesh run -n 4 train.py --lr 0.1   in place of torchrun, on ranks that are there at once
+      cellmesh start 4 --name dev           a mesh that lives on by itself
+      cellmesh shell dev                    type on its ranks; %dist_attach dev in a notebook
+      cellmesh exec dev 'print(rank)'       run one cell on them
+      cellmesh ps                           the meshes that are running
+      cellmesh stop dev                     end one of them
+      cellmesh doctor                       check this machine, and show how to fix problems
     """
     for number in range(3):  # else the next socket or file would be standard output
         try:

@@ -26,7 +26,7 @@ from tests.core.cli.test_rendering import put
 
 def test_version_and_help() -> None:
     assert run("--version").output == f"cellmesh {cm.__version__}\n"
-    for command in ("doctor", "ps", "stop", "agent"):
+    for command in ("start", "shell", "doctor", "ps", "stop", "agent"):
         text = run(f"{command} --help").output
         assert f"Examples:\n    cellmesh {command}" in text
 
@@ -43,6 +43,12 @@ def test_wrong_usage_is_an_error_that_says_what_is_right(line: str, message: str
     done = run(line)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
+
+
+def test_a_start_without_a_lease_is_refused_before_anything_starts() -> None:
+    done = run("start 2 --lease 0")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "a mesh that nothing is attached to needs a lease, like --lease 30m" in done.stderr
 
 
 @pytest.fixture
