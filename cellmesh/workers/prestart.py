@@ -237,6 +237,7 @@ class _Waiting:
     def serve(self) -> None:
         """Serve until the kernel ends, or no request is sent for `keep_s` while no mesh lives."""
         ends, pause_s = time.monotonic() + self._keep_s, _IDLE_S
+        self._learn()
         while self._guardians or time.monotonic() < ends:
             limits = [] if self._guardians else [max(0.0, ends - time.monotonic())]
             limits += self._loading.limits(pause_s)
@@ -252,7 +253,7 @@ class _Waiting:
                 ends = time.monotonic() + self._keep_s
                 self._learn()
             if self._server.fileno() in ready:
-                if not self._answer(numbers):
+                if not self._answer():
                     return
             elif not ready.intersection(own) and (self._guardians or time.monotonic() < ends):
                 outcome = self._loading.go_on(self._guardians.values())
@@ -275,25 +276,22 @@ class _Waiting:
         if self._shells is not None and (more := self._shells.more_to_learn()):
             self._loading.add(more)
 
-    def _answer(self, own: Sequence[int]) -> bool:
+    def _answer(self) -> bool:
         """Fork a mesh's guardian if there is a request; return False if the kernel has ended."""
-        descriptors: list[int] = []
+        data, descriptors, connection = b"", list[int](), self._server
         with contextlib.ExitStack() as stack:
-            try:
-                connection = self._server
+            # The closed pipe shows it if there is no process or memory, or the request is damaged.
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
                 if self._shells is not None:
                     connection = stack.enter_context(self._shells.accept(self._server))
                 data, descriptors = receive_descriptors(connection, 1, _NUM_DESCRIPTORS)
                 if len(descriptors) == _NUM_DESCRIPTORS:
-                    inner = [self._shells.directory] if self._shells else []
-                    self._fork(descriptors, {*own, *inner, connection.fileno()})
-            except (OSError, msgspec.MsgspecError):  # the closed pipe shows it
-                data = b""
+                    self._fork(descriptors, connection)
             for number in descriptors:
                 os.close(number)
         return bool(data) or self._shells is not None
 
-    def _fork(self, descriptors: Sequence[int], own: Iterable[int]) -> None:
+    def _fork(self, descriptors: Sequence[int], connection: socket.socket) -> None:
         """Fork a mesh's guardian, or write to its pipe why it is not forked."""
         request, pipe, _ = descriptors
         data = os.pread(request, os.fstat(request).st_size, 0)
@@ -301,16 +299,22 @@ class _Waiting:
         if self._shells is not None and (problem := self._shells.take(order)):
             os.write(pipe, problem.encode(errors="replace"))
             return
+        own = {self._server.fileno(), connection.fileno(), *self._kernel, *self._guardians}
+        own.update(self._loading.descriptors())
+        if self._shells is not None:
+            own.add(self._shells.directory)
+        imported = Imported(self._shell, self._loading.has)
         pid = os.fork()
         if pid == 0:
-            for number in own:
-                os.close(number)
-            imported = Imported(self._shell, self._loading.has)
-            run_and_exit(functools.partial(_become_guardian, order, descriptors, imported))
+            run_and_exit(functools.partial(_become_guardian, order, descriptors, own, imported))
         self.watch([pid])
 
 
-def _become_guardian(order: StartMesh, descriptors: Sequence[int], imported: Imported) -> int:
+def _become_guardian(
+    order: StartMesh, descriptors: Sequence[int], own: Iterable[int], imported: Imported
+) -> int:
+    for number in own:
+        os.close(number)
     os.setsid()
     _set_policy(os.SCHED_OTHER)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from cellmesh.wire.marks import StartMesh
@@ -24,6 +27,35 @@ def test_it_ends_after_its_time_and_loads_nothing_then(tmp_path: Path) -> None:
     with kernel, own:
         _Waiting(own, [pidfd], 0.01, cast(Any, None), loading).serve()
     os.close(pidfd)
+
+
+def test_a_request_at_the_end_of_a_mesh_keeps_its_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def run(become_guardian: functools.partial[int]) -> None:
+        seen.append(become_guardian.args)
+        assert {*map(stat.S_ISSOCK, (os.fstat(number).st_mode for number in seen[0][2]))} == {True}
+        raise SystemExit
+
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr("cellmesh.workers.prestart.run_and_exit", run)
+    kernel, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    loading = Loading([], str(tmp_path / "list.json"), "")
+    waiting = _Waiting(own, [], 60.0, cast(Any, None), loading)
+    (tmp_path / "request").write_bytes(msgspec.msgpack.encode(StartMesh("", b"", {})))
+    with kernel, own, open(tmp_path / "request", "rb") as file, open(os.devnull) as null:
+        guardian = os.posix_spawn("/bin/true", ["true"], {})
+        waiting.watch([guardian])
+        os.waitid(os.P_PID, guardian, os.WEXITED | os.WNOWAIT)
+        socket.send_fds(kernel, [b"m"], [file.fileno(), null.fileno(), null.fileno()])
+        with pytest.raises(SystemExit):
+            waiting.serve()
+    ((_, descriptors, numbers, _),) = seen
+    assert numbers.isdisjoint(descriptors)
+    for number in descriptors:
+        os.close(number)
 
 
 # ---- of shells
