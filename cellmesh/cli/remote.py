@@ -76,7 +76,7 @@ def _act_alone(found: FoundMesh, act: AnyAct) -> Answer | None:
     # Output of earlier runs is for the next notebook.
     unseen = ConsoleSink(io.StringIO(), io.StringIO())
     try:
-        mesh = attach(found.name, sink=unseen, is_guest=True)
+        mesh = attach(found.name, sink=unseen, visits=True)
     except NoMeshError:
         if find_mesh(found.name).is_free:
             raise
@@ -137,10 +137,7 @@ def _hear(guest: socket.socket, act: AnyAct, until: float | None, holder: str) -
             continue
         if not line and not is_taken:
             raise ConnectionError
-        if not line:
-            why = "and has left it or ended: `cellmesh status` shows what runs on"
-            return Answer(failure=f"{holder.replace(' is ', ' was ')}, {why}", code=1)
-        event = msgspec.json.decode(line, type=Event)
+        event = msgspec.json.decode(line, type=Event) if line else Event("left")
         match event.kind:
             case "taken":
                 is_taken = True
@@ -156,6 +153,9 @@ def _hear(guest: socket.socket, act: AnyAct, until: float | None, holder: str) -
                 click.echo(event.text, nl=False, err=True)
             case "answer":
                 return event.answer
+            case "left":
+                why = "and has left or ended it: `cellmesh status` shows what runs on"
+                return Answer(failure=f"{holder.replace(' is ', ' was ')}, {why}", code=1)
 
 
 # ---------------------------------------------------------------- the commands

@@ -15,7 +15,8 @@ class Hello(Verb, frozen=True):
 
     `link` identifies the controller's link, also after a reconnect; `num_received` is the number of
     messages that the link has received from this agent (0 for a new link). `steal` takes the mesh
-    from its current controller. `notebook`: as in `Ticket`.
+    from its current controller. `notebook`: as in `Ticket`. `visits`: it leaves soon, and the
+    output of earlier runs is not for it.
     """
 
     key: bytes
@@ -30,6 +31,7 @@ class Hello(Verb, frozen=True):
     torch: str = ""
     host: str = ""
     notebook: str = ""
+    visits: bool = False
 
     def __repr__(self) -> str:
         return f"<Hello of process {self.pid}>"  # keeps the key out of logs and tracebacks

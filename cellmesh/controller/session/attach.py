@@ -31,7 +31,7 @@ def attach(
     *,
     steal: bool = False,
     sink: Sink | None = None,
-    is_guest: bool = False,
+    visits: bool = False,
 ) -> Mesh:
     """Attach this process to a running mesh, whose ranks have kept all their state.
 
@@ -45,7 +45,8 @@ def attach(
             with an error.
         sink: receives the output of runs in flight; None for the calling notebook cell or the
             console.
-        is_guest: whether this process is a command that leaves the mesh after one act.
+        visits: whether this process is a command that leaves the mesh after one act; the output of
+            earlier runs is kept for the next controller.
 
     Returns:
         The mesh.
@@ -76,6 +77,7 @@ def attach(
         steal=steal,
         sink=sink or current_sink(),
         is_found=True,
+        visits=visits,
         lost=launcher.unheard,
     )
     loaded.record()
@@ -84,7 +86,7 @@ def attach(
     if ticket.spans_hosts:
         keep_ticket(ticket)
     mesh = Mesh(session)
-    accept_guests(mesh, is_guest)
+    accept_guests(mesh, visits)
     return mesh
 
 

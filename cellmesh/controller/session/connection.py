@@ -60,6 +60,7 @@ class Connection:
             Segments of shared memory then travel in chunks.
         context: ZeroMQ context, which its owner closes; None to create one.
         pool: makes the segments of values from another host; None to create one.
+        visits: as for `attach`.
 
     Raises:
         HostError: this process cannot open more sockets.
@@ -79,6 +80,7 @@ class Connection:
         keys: tuple[Secret, str] | None = None,
         context: zmq.Context[transport.Socket] | None = None,
         pool: SegmentPool | None = None,
+        visits: bool = False,
     ) -> None:
         link, name = os.urandom(16), _new_name()
         self._hello = Hello(
@@ -93,6 +95,7 @@ class Connection:
             torch=own_torch(),
             host=host_name(),
             notebook=own_notebook(),
+            visits=visits,
         )
         self._pool = pool or SegmentPool("cellmesh-result")
         self._owns_context = context is None

@@ -27,6 +27,7 @@ from ..acts import Answer, AnyAct, Caller, perform
 from ..mesh import Mesh
 from ..output.console import ConsoleSink
 from .link import warn
+from .session import Session
 
 NAME = "guest.sock"
 # A guest sends its request at once; a holder whose interpreter is busy may answer late.
@@ -53,20 +54,21 @@ class Event(msgspec.Struct, frozen=True):
     """A line of the holder.
 
     `taken`: the act is carried out; `turn`: it is not, as the holder is a command as well, which
-    leaves soon (the connection then ends); `out` and `err`: output; `answer`: the end of the act.
+    leaves soon (the connection then ends); `out` and `err`: output; `answer`: the end of the act;
+    `left`: there is no answer, as the holder has left the mesh, or ended it.
     """
 
-    kind: Literal["taken", "turn", "out", "err", "answer"]
+    kind: Literal["taken", "turn", "out", "err", "answer", "left"]
     text: str = ""
     answer: Answer | None = None
 
 
-def accept_guests(mesh: Mesh, is_guest: bool = False) -> None:
+def accept_guests(mesh: Mesh, visits: bool = False) -> None:
     """Let commands act on a mesh that this process controls, as long as it does.
 
     Args:
         mesh: the mesh.
-        is_guest: whether this process is a command itself, which will not wait for runs of others.
+        visits: whether this process is a command itself, which will not wait for runs of others.
     """
     path = Path(mesh.rank_set.session.ticket.directory) / NAME
     listener = socket.socket(socket.AF_UNIX)
@@ -79,7 +81,7 @@ def accept_guests(mesh: Mesh, is_guest: bool = False) -> None:
         def meet() -> bool:
             guest, _ = listener.accept()
             threading.Thread(
-                target=_serve, args=(mesh, guest, is_guest), name="cellmesh-guest", daemon=True
+                target=_serve, args=(mesh, guest, visits), name="cellmesh-guest", daemon=True
             ).start()
             return True
 
@@ -90,13 +92,18 @@ def accept_guests(mesh: Mesh, is_guest: bool = False) -> None:
 class _Outbox:
     """Events on their way to a guest, which must not hold up the link if it does not read them."""
 
+    session: Session
     events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
     num_bytes: int = 0
     is_cut: bool = False
 
     def put(self, event: Event) -> None:
         """Queue an event; output is dropped while too much of it waits."""
-        if self.num_bytes > _MAX_BYTES and event.kind in ("out", "err"):
+        if self.session.core.state == "ended":  # the answer would be on an unreachable mesh
+            if event.kind != "answer":
+                return
+            event = Event("left")
+        elif self.num_bytes > _MAX_BYTES and event.kind in ("out", "err"):
             self.is_cut = True
             return
         if self.is_cut and event.kind == "answer":
@@ -105,9 +112,9 @@ class _Outbox:
         self.events.put(event)
 
     def send(self, guest: socket.socket) -> None:
-        """Send all events to the guest, up to the answer."""
+        """Send all events to the guest, up to the last."""
         is_there, kind = True, ""
-        while kind != "answer":
+        while kind not in ("answer", "left"):
             event = self.events.get()
             kind = event.kind
             if is_there:
@@ -132,7 +139,7 @@ class _Stream(io.TextIOBase):
         return self._has_colours
 
 
-def _serve(mesh: Mesh, guest: socket.socket, is_guest: bool) -> None:
+def _serve(mesh: Mesh, guest: socket.socket, visits: bool) -> None:
     """Carry out the act of one guest."""
     with guest, contextlib.suppress(OSError, ValueError, CellmeshError):
         credentials = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -146,7 +153,7 @@ def _serve(mesh: Mesh, guest: socket.socket, is_guest: bool) -> None:
             return
         guest.settimeout(None)
         act = request.act
-        if act.is_run and is_guest:
+        if act.is_run and visits:
             guest.sendall(msgspec.json.encode(Event("turn")) + b"\n")
             guest.recv(1)  # until one of both ends
             return
@@ -157,7 +164,8 @@ def _serve(mesh: Mesh, guest: socket.socket, is_guest: bool) -> None:
 
 
 def _carry_out(mesh: Mesh, guest: socket.socket, request: Request) -> None:
-    outbox = _Outbox()
+    session = mesh.rank_set.session
+    outbox = _Outbox(session)
     outbox.put(Event("taken"))
     out: Any = _Stream(outbox, "out", False)  # no TextIO in name, as it lacks most of it
     err: Any = _Stream(outbox, "err", request.has_colours)
@@ -175,7 +183,7 @@ def _carry_out(mesh: Mesh, guest: socket.socket, request: Request) -> None:
     def act() -> None:
         outbox.put(Event("answer", answer=perform(mesh, request.act, caller)))
 
-    mesh.rank_set.session.watch(guest.dup(), hear)  # the link closes its own
+    session.watch(guest.dup(), hear)  # the link closes its own
     threading.Thread(target=act, name="cellmesh-act", daemon=True).start()
     outbox.send(guest)
     with contextlib.suppress(OSError):

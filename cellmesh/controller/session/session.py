@@ -64,6 +64,7 @@ class Session:
         started_at: when the start was requested, in seconds of the monotonic clock; None for now.
         is_found: whether the mesh existed before: if the wait for it is given up, it is left, not
             ended.
+        visits: as for `attach`.
         lost: indices of the hosts that were out of reach when the mesh was found.
 
     Attributes:
@@ -91,6 +92,7 @@ class Session:
         steal: bool = False,
         sink: Sink | None = None,
         is_found: bool = False,
+        visits: bool = False,
         started_at: float | None = None,
         lost: Sequence[int] = (),
     ) -> None:
@@ -108,7 +110,7 @@ class Session:
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(memfd_name(ticket.name))
         self._sink = sink
-        self._hosts = Connections(ticket, steal, lost, self.segments)  # opened by the link
+        self._hosts = Connections(ticket, steal, lost, self.segments, visits)  # opened by the link
         self._owner_pid = os.getpid()
         self.core = Core(
             ticket.num_ranks,

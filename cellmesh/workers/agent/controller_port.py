@@ -40,7 +40,7 @@ from ...wire.segments import SegmentFrame
 from ...wire.ticket import Holder, Ticket, write_holder
 from .events import Events, Order
 from .port import Port
-from .spool import Spool, size_of
+from .spool import Spool, Visit, size_of
 
 # Bytes that may be unacknowledged by a controller; further messages wait in the spool, where output
 # is bounded.
@@ -81,6 +81,7 @@ class ControllerPort:
         self.spool = Spool()
         self._identity: bytes | None = None
         self._link = b""
+        self._visit: Visit | None = None
         self.sender = Sender()  # of results, to a controller on another host
         self._since = time.monotonic()  # when a controller attached or left
         self._lease_ends: float | None = None
@@ -259,6 +260,7 @@ class ControllerPort:
         self._identity, self._link = identity, hello.link
         self._reliable = self._new_reliable()
         self._welcome(identity, 0, away_s, dims)
+        self._visit = Visit(self.spool.next_run) if hello.visits else None
         self.spool.attend(state, deaths)
         if not self.port.is_remote:
             self._watch(hello.pid)
@@ -300,7 +302,8 @@ class ControllerPort:
 
     def _leave(self, reason: str) -> None:
         self._identity, self._link = None, b""
-        self.spool.leave(self._reliable.take_kept())
+        kept = self._visit.take() if self._visit is not None else []
+        self.spool.leave([kept, *self._reliable.take_kept()])
         self.sender = Sender()
         self._bound_ranks()
         self._since, lease_s = time.monotonic(), self._ticket.lease_s
@@ -364,6 +367,8 @@ class ControllerPort:
 
     def _transmit(self, parcels: Message) -> None:
         assert self._identity is not None
+        if self._visit is not None and not (parcels := self._visit.divide(parcels)):
+            return
         frames = encode(parcels)
         num_bytes = sum(map(len, frames))
         for parcel in parcels:

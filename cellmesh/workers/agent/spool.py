@@ -45,6 +45,8 @@ CHUNK_BYTES = 1 << 20
 _FIRST_OWN_RUN = 1 << 40
 _LEAST_BYTES = 500  # memory of a parcel without its content
 _OUTPUT = (Output, Skipped, Display, Bar)
+# Those that show a run to the user.
+_OF_RUN = (*_OUTPUT, InputRequest, InputCancelled, Failed)
 # Messages that concern any controller, not only the one that asked for them.
 _LASTING = (
     *(Output, Skipped, Display, Done, Failed, InputRequest, InputCancelled),
@@ -264,6 +266,39 @@ class Spool:
         self._output_bytes = 0
         self._waiting.clear()
         self.ahead.clear()
+
+
+class Visit:
+    """Keeps the output of earlier runs, while a command controls the mesh for a moment, for the
+    controller after it; the command receives all other messages.
+
+    Args:
+        first_run: number of the command's first run.
+    """
+
+    def __init__(self, first_run: int) -> None:
+        self._first_run = first_run
+        self._kept = Spool()
+
+    def divide(self, parcels: Iterable[Parcel[Any]]) -> list[Parcel[Any]]:
+        """Keep those of these messages that are for the next controller; return the others."""
+        passed = []
+        for parcel in parcels:
+            verb: Any = parcel.verb.verb if type(parcel.verb) is Ranked else None
+            is_earlier = type(verb) in _OF_RUN and verb.run < self._first_run
+            if is_earlier and type(verb) is Failed and not verb.released:
+                # The command resumes the ranks; the next controller need not, and shows this.
+                text = Output(verb.run, "stderr", f"{verb.traceback.rstrip()}\n")
+                self._kept.add([Parcel(Ranked(parcel.verb.ranks, text))])
+            if is_earlier and type(verb) is not Failed:
+                self._kept.add([parcel])
+            else:
+                passed.append(parcel)
+        return passed
+
+    def take(self) -> list[Parcel[Any]]:
+        """Remove and return the kept messages."""
+        return self._kept.take(MAX_OUTPUT_BYTES)
 
 
 def size_of(parcel: Parcel[Any]) -> int:

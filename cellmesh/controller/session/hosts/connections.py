@@ -39,7 +39,7 @@ class Connections:
         ticket: ticket of the mesh, with the agents' addresses.
         steal: whether to take the mesh from a controller that holds it.
         lost: indices of the hosts that are lost already.
-        pool: see `Connection`.
+        pool, visits: see `Connection`.
     """
 
     def __init__(
@@ -48,8 +48,9 @@ class Connections:
         steal: bool,
         lost: Collection[int] = (),
         pool: SegmentPool | None = None,
+        visits: bool = False,
     ) -> None:
-        self._ticket, self._steal, self._pool = ticket, steal, pool
+        self._ticket, self._steal, self._pool, self._visits = ticket, steal, pool, visits
         self._lease_s = ticket.host_lease_s
         self._fan = Fan(ticket.all_agents, lost)
         self._of: dict[int, Connection] = {}
@@ -355,7 +356,13 @@ class Connections:
         # An agent of this machine listens on a socket file, where the kernel identifies its peers.
         keys = (self._ticket.curve_secret, agent.public_key) if agent.public_key else None
         connection = Connection(
-            agent.reached_at, self._ticket.key, steal, keys, self._context, self._pool
+            agent.reached_at,
+            self._ticket.key,
+            steal,
+            keys,
+            self._context,
+            self._pool,
+            self._visits,
         )
         self._each.append(connection)
         for number in connection.descriptors():

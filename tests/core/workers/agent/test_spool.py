@@ -24,7 +24,7 @@ from cellmesh.wire.messages import (
 )
 from cellmesh.wire.status import HostReport, RankState
 from cellmesh.wire.verbs import Bar, Output, Skipped
-from cellmesh.workers.agent.spool import Spool
+from cellmesh.workers.agent.spool import Spool, Visit
 
 STATE = Parcel(MeshReady(()))
 
@@ -215,3 +215,18 @@ def test_bars_are_output_and_not_kept_while_detached() -> None:
     spool.leave([bars])
     spool.add([bar(3)])
     assert take_all(spool) == [printed("below")]
+
+
+def test_a_visit_keeps_the_output_of_earlier_runs_for_the_next_controller() -> None:
+    visit = Visit(first_run=5)
+    failed = Failed(4, "ValueError", "bad", "the traceback\n", 1)
+    own = [printed("mine\n", run=5), say((0,), Done(4)), say((0,), Done(5))]
+    answers = [own[1], say((0,), failed), *own[2:]]
+    passed = visit.divide([printed("theirs\n", run=4), printed("a thread\n", run=-1), own[0]])
+    assert [*passed, *visit.divide(answers)] == [own[0], *answers]
+    assert [parcel.verb.verb for parcel in visit.take()] == [
+        Output(4, "stdout", "theirs\n"),
+        Output(-1, "stdout", "a thread\n"),
+        Output(4, "stderr", "the traceback\n"),
+    ]
+    assert visit.take() == []
