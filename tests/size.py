@@ -120,8 +120,8 @@ FEATURES = (
     ),
     Feature(
         "prestart",
-        281,
-        "controller/session/launch/prestart.py workers/prestart.py",
+        560,
+        "controller/session/launch/prestart.py workers/prestart.py wire/waiting.py",
     ),
     Feature(
         "modules imported once",

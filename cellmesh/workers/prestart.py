@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _NUM_DESCRIPTORS = 3
 _IDLE_S = 0.5
 # Time limit for the request of a shell that has connected: the next one waits for it.
-_REQUEST_S = 2.0
+_REQUEST_S = 5.0
 # Variables that libraries read when they are loaded; those that Python code reads are recorded.
 _READ_BY_LIBRARIES = (
     *("LD_", "PYTHON", "PYZMQ", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "TORCH", "PYTORCH"),

@@ -87,6 +87,7 @@ def test_meshes_of_two_processes_at_once_have_all_of_their_own(
             seen: tuple[object, ...] = mesh[0].run(look)
             return seen
 
+    monkeypatch.setattr(prestart, "_ACCEPT_S", WAIT_S)
     monkeypatch.setenv("SEED", "3")
     monkeypatch.setenv("TERM", "another")
     monkeypatch.chdir(tmp_path)
