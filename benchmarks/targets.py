@@ -49,6 +49,10 @@ def _ratio(above: tuple[str, str], below: tuple[str, str]) -> Callable[[Figures]
     return lambda figures: figures[above] / figures[below]
 
 
+def _to_torchrun(part: str, measure: str) -> Callable[[Figures], float]:
+    return _ratio((part, measure), (part, "torchrun_s"))
+
+
 def _cost_of_a_rank_s(figures: Figures) -> float:
     return (figures[_CALL_64] - figures[_CALL]) / (64 - 8)
 
@@ -170,5 +174,41 @@ HOSTS_TARGETS = (
         _ratio(("hosts", "again_s"), ("hosts", "curve_s")),
         "most",
         1.2,
+    ),
+)
+
+# Of `benchmarks.scripts`.
+_FSDP2 = "fsdp2-8"
+SCRIPTS_TARGETS = (
+    *(
+        Target(f"{title}, {ranks} ranks / torchrun", _to_torchrun(name, measure), "most", bound)
+        for name, ranks in (("ddp-4", 4), ("ddp-8", 8))
+        for title, measure, bound in (
+            ("DDP script: first `cellmesh run`", "first_s", 0.4),
+            ("DDP script: again, new ranks", "again_s", 0.08),
+            ("DDP script: again, `--on`", "on_s", 0.05),
+        )
+    ),
+    Target(
+        "DDP script and 20 s of imports: again / torchrun",
+        _to_torchrun("imports-4", "again_s"),
+        "most",
+        0.1,
+    ),
+    Target("FSDP2 step: first / torchrun", _to_torchrun(_FSDP2, "first_s"), "most", 0.3),
+    Target("FSDP2 step: again / torchrun", _to_torchrun(_FSDP2, "again_s"), "most", 0.08),
+    Target(
+        "steps per second in a loop / torchrun's",
+        _ratio(("loop", "steps"), ("loop", "torchrun_steps")),
+        "least",
+        0.99,
+    ),
+    Target("`cellmesh exec NAME pass`", _own("exec_s", "exec"), "most", 0.25, SECONDS),
+    Target(
+        "the same - 1.3 x `python -c 'import zmq'`",
+        lambda figures: figures["exec", "exec_s"] - 1.3 * figures["exec", "zmq_s"],
+        "most",
+        0.1,
+        SECONDS,
     ),
 )

@@ -1,0 +1,165 @@
+"""Scripts from a terminal: `cellmesh run` and `cellmesh exec` beside torchrun, whole processes.
+
+``python -m benchmarks.scripts``: in each round, torchrun and cellmesh run the same files in turn,
+with the same number of ranks, one thread each, and output into pipes. ``first`` finds no process
+that waits; for ``again`` one has been left by the runs before, and has imported what they have
+imported. The 20 s of imports are a module that sleeps 20 s when it is imported, in a folder that is
+named ``site-packages`` on PYTHONPATH, as installed modules only are imported before a fork: with
+real modules, the ranks of torchrun would also compete for the cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.conftest import own_runtime_dir
+
+from .drivers.first_step import ONE_THREAD, PROGRAM, TORCHRUN
+from .drivers.protocol import Sample, elapsed_s
+from .figures import Figures
+from .machine import describe_machine
+from .report import table, targets_table
+from .targets import SCRIPTS_TARGETS
+from .units import SECONDS
+
+ROOT = Path(__file__).resolve().parents[1]
+DDP = ROOT / "tests" / "programs" / "scripts" / "ddp_example.py"
+LOOP = ROOT / "benchmarks" / "programs" / "timed_loop.py"
+IMPORTS_S = 20
+_CELLMESH = (sys.executable, "-m", "cellmesh")
+_LIMIT_S = 300.0
+_COLUMNS = {
+    "torchrun_s": "torchrun",
+    "first_s": "`cellmesh run`: first",
+    "again_s": "again",
+    "on_s": "`--on`",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=PARTS, action="append", help="repeatable")
+    parser.add_argument("--out", type=Path, help="write the tables here as well, as Markdown")
+    arguments = parser.parse_args(argv)
+    machine = describe_machine()
+    os.environ.update(ONE_THREAD)
+    samples: dict[str, list[Sample]] = {name: [] for name in arguments.only or PARTS}
+    with own_runtime_dir(), _own_project():
+        for number in range(arguments.rounds):
+            for name, taken in samples.items():
+                print(f"round {number + 1}, {name} ... ", end="", flush=True)
+                began = time.monotonic()
+                try:
+                    taken.append(PARTS[name]())
+                finally:
+                    _cellmesh("stop", "--all")
+                print(f"{time.monotonic() - began:.0f} s")
+    figures = Figures(samples)
+    facts = "\n".join(f"- {name}: {fact}" for name, fact in machine.items())
+    facts += f"\n- rounds: {arguments.rounds}, of which the medians are shown"
+    text = "\n\n".join([facts, times_table(figures), targets_table(figures, SCRIPTS_TARGETS)])
+    print(f"\n{text}")
+    if arguments.out is not None:
+        intro = (__doc__ or "").partition("\n\n")[2].replace("``", "`")
+        arguments.out.write_text(f"# Scripts\n\n{intro}\n{text}\n")
+
+
+@contextlib.contextmanager
+def _own_project() -> Iterator[None]:
+    """A working directory of the runs' own, with the slow module and a script that imports it."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        packages = Path(folder, "site-packages")
+        packages.mkdir()
+        (packages / "slow_library.py").write_text(f"import time\ntime.sleep({IMPORTS_S})\n")
+        Path("imports.py").write_text(f"import slow_library\n{DDP.read_text()}")
+        Path("pyproject.toml").touch()
+        paths = [str(packages), os.environ.get("PYTHONPATH", str(ROOT))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        yield
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr}")
+    return done.stdout
+
+
+def _cellmesh(*arguments: str) -> str:
+    return _run(*_CELLMESH, *arguments)
+
+
+def _took_s(run: Callable[..., object], *arguments: str) -> float:
+    return elapsed_s(lambda: run(*arguments))
+
+
+def _in_turn(script: Path, num_ranks: int, has_on: bool = False) -> Sample:
+    """A script under torchrun, for the first time on new ranks, again, and in living ranks."""
+    run = ("run", "-n", str(num_ranks), str(script))
+    sample = {
+        "torchrun_s": _took_s(_run, *TORCHRUN, str(num_ranks), str(script)),
+        "first_s": _took_s(_cellmesh, *run),
+    }
+    _cellmesh(*run)  # it waits for the process that the first one has left
+    time.sleep(1)  # which leaves another one if the first run has imported more than it
+    _cellmesh(*run)
+    sample["again_s"] = _took_s(_cellmesh, *run)
+    if has_on:
+        _cellmesh("start", str(num_ranks), "--name", "on")
+        on = ("run", "--on", "on", str(script))
+        _cellmesh(*on)
+        sample["on_s"] = _took_s(_cellmesh, *on)
+    return sample
+
+
+def _loop() -> Sample:
+    """Steps per second, as rank 0 prints them."""
+    return {
+        "torchrun_steps": float(_run(*TORCHRUN, "4", str(LOOP))),
+        "steps": float(_cellmesh("run", "-n", "4", str(LOOP))),
+    }
+
+
+def _exec() -> Sample:
+    _cellmesh("start", "4", "--name", "on")
+    _cellmesh("exec", "on", "pass")
+    return {
+        "exec_s": _took_s(_cellmesh, "exec", "on", "pass"),
+        "zmq_s": _took_s(_run, sys.executable, "-c", "import zmq"),
+    }
+
+
+PARTS: Mapping[str, Callable[[], Sample]] = {
+    "ddp-4": lambda: _in_turn(DDP, 4, has_on=True),
+    "ddp-8": lambda: _in_turn(DDP, 8, has_on=True),
+    "fsdp2-8": lambda: _in_turn(PROGRAM, 8),
+    "imports-4": lambda: _in_turn(Path("imports.py"), 4),
+    "loop": _loop,
+    "exec": _exec,
+}
+
+
+def times_table(figures: Figures) -> str:
+    """The medians of whole processes."""
+    lines = [["script, ranks", *_COLUMNS.values()]]
+    for name in PARTS:
+        times = [figures.get(name, measure) for measure in _COLUMNS]
+        if times[0] is not None:
+            lines.append([name, *map(SECONDS.show, times)])
+    return table(lines)
+
+
+if __name__ == "__main__":
+    main()
