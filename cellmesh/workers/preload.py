@@ -467,6 +467,12 @@ class ImportTimes:
         plain: FunctionType = bootstrap._find_and_load
         bootstrap._find_and_load = timed(plain, self._begin, self._end)
 
+    def accept_environment(self) -> None:
+        """Take the present variables for those that the rank began with, as it sets some itself
+        for a script.
+        """
+        self._variables = _variables()
+
     def take(self) -> tuple[float, dict[str, float], tuple[str, ...]]:
         """Return the time of all imports since the last call; the installed modules among them,
         with the time of each, in seconds; and those of them that user code has imported.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cellmesh.wire.preload import list_path, read_preloads
 from tests.conftest import check_nothing_left
 
 COMMAND = [sys.executable, "-m", "cellmesh", "run"]
@@ -188,3 +189,17 @@ def test_a_mesh_that_lives_on_runs_more_scripts(script: Path, tmp_path: Path) ->
     finally:
         stop = [sys.executable, "-m", "cellmesh", "stop", "dev"]
         subprocess.run(stop, check=True, capture_output=True, timeout=LIMIT_S)
+
+
+def test_the_next_run_is_forked_with_installed_modules_that_scripts_of_the_project_import(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "takes_long.py").write_text("import time\ntime.sleep(0.1)\n")
+    (tmp_path / "pyproject.toml").touch()
+    script.write_text("import takes_long")
+    monkeypatch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    assert run("-n", "2", "--no-keep-warm", script).returncode == 0
+    assert "takes_long" in read_preloads(list_path(str(tmp_path))).modules

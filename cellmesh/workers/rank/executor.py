@@ -256,7 +256,8 @@ class Executor:
         self._tracker.records.append(record)
         on_failing = functools.partial(self._pump.send, Parcel(Failing(work.run)))
         try:
-            return run_script(work, self._context, self._pump, self._failures, on_failing)
+            begin = self._imports.accept_environment
+            return run_script(work, self._context, self._pump, self._failures, begin, on_failing)
         finally:
             sys.settrace(None)  # of a debugger
             record.end_s = time.monotonic()

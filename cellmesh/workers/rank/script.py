@@ -42,6 +42,7 @@ def run_script(
     context: RankContext,
     pump: Pump,
     failures: Failures,
+    on_begin: Callable[[], object],
     on_failing: Callable[[], object],
 ) -> BaseException | None:
     """Run a script on this rank, up to the end of its threads and exit handlers; return the
@@ -52,6 +53,7 @@ def run_script(
         context: objects of the rank.
         pump: sends its output.
         failures: describes its exception.
+        on_begin: called when it finds its environment, before its first line.
         on_failing: called when it has raised, before its threads end.
     """
     is_last = not (work.is_shared or work.keeps)  # no other code runs on this rank
@@ -59,6 +61,7 @@ def run_script(
     with contextlib.ExitStack() as undo:
         try:
             _prepare(work, context, pump, undo)
+            on_begin()
             _execute(work)
         except BaseException as raised:
             error = _report(work.run, raised, failures, on_failing)
