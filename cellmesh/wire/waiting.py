@@ -30,12 +30,14 @@ class Needs(msgspec.Struct, frozen=True):
         learned: modules that the project's ranks import.
         found: packages of these -> their files, as the mesh would find them.
         list_path: list of the project (`preload`).
+        ignored: signals that the mesh's processes ignore.
     """
 
     conditions: Mapping[str, str]
     learned: tuple[str, ...]
     found: Mapping[str, str | None]
     list_path: str
+    ignored: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ class Shells:
     def take(self, order: StartMesh) -> str:
         """Return why a mesh cannot be forked; "" if it can, and is going to be."""
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in order.environment.items()}
-        needs = order.needs or Needs({}, (), {}, "")
+        needs = order.needs or Needs({}, (), {}, "", ())
         if misfit := self.misfit(needs, environment):
             return f"{misfit} is not what it was when the waiting zygote was made"
         if needs.list_path:
@@ -317,6 +317,10 @@ def _become_guardian(
         os.close(number)
     os.setsid()
     _set_policy(os.SCHED_OTHER)
+    if order.needs is not None:
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            is_ignored = number in order.needs.ignored
+            signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     null = os.open(os.devnull, os.O_RDONLY)
     _, pipe, log = descriptors

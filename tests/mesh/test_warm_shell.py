@@ -79,7 +79,9 @@ def test_meshes_of_two_processes_at_once_have_all_of_their_own(
         status = Path("/proc/self/status").read_text()
         is_blocked = "SigBlk:\t0000000000000000" not in status
         policy = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
-        return type(os.environ).__name__, os.environ["SEED"], os.getcwd(), policy, is_blocked
+        kinds = [str(signal.getsignal(each)) for each in (signal.SIGHUP, signal.SIGPIPE)]
+        variables = type(os.environ).__name__, os.environ["SEED"]
+        return (*variables, os.getcwd(), policy, is_blocked, *kinds)
 
     def run(client: ShellPrestart) -> tuple[object, ...]:
         with start_from(client, 1) as mesh:
@@ -92,9 +94,14 @@ def test_meshes_of_two_processes_at_once_have_all_of_their_own(
     monkeypatch.setenv("TERM", "another")
     monkeypatch.chdir(tmp_path)
     own = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0))
-    with ThreadPoolExecutor(2) as pool:
-        seen = list(pool.map(run, [new_client(), new_client()]))
-    assert seen == [("_Environ", "3", str(tmp_path), own, False)] * 2
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            seen = list(pool.map(run, [new_client(), new_client()]))
+    finally:
+        signal.signal(signal.SIGHUP, hang_up)
+    expected = ("_Environ", "3", str(tmp_path), own, False, *[str(signal.SIG_IGN)] * 2)
+    assert seen == [expected] * 2
     assert find_waiting(runtime_root()) == [zygote]
 
 

@@ -76,7 +76,13 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> os._Environ[str]:
 
 
 def misfit(shells: Shells, changes: Mapping[str, str], **given: Any) -> str:
-    fields: dict[str, Any] = {"conditions": {}, "learned": (), "found": {}, "list_path": ""}
+    fields: dict[str, Any] = {
+        "conditions": {},
+        "learned": (),
+        "found": {},
+        "list_path": "",
+        "ignored": (),
+    }
     return shells.misfit(Needs(**fields | given), {**shells.environment, **changes})
 
 

@@ -372,7 +372,7 @@ def _needs(sys_path: Sequence[str], is_preloaded: bool) -> Needs:
     properties = dict(conditions({}, sys_path, learned))
     found = properties.pop("found")
     status = Path("/proc/self/status").read_text(errors="replace").splitlines()
-    kept = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp:", "SigBlk", "SigIgn")
+    kept = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp:", "SigBlk")
     spaces = sorted(os.listdir("/proc/self/ns"))
     jobs = re.compile(r"[^/\n]*(?:slurm|job|step|pbs|lsf|condor|run-)[^/\n]*")
     properties |= {
@@ -385,7 +385,9 @@ def _needs(sys_path: Sequence[str], is_preloaded: bool) -> Needs:
         "cellmesh": (own_version(), __file__),
     }
     as_text = {name: repr(value) for name, value in properties.items()}
-    return Needs(as_text, learned, found, str(learned_list or ""))
+    all_signals = sorted(signal.valid_signals())
+    ignored = [number for number in all_signals if signal.getsignal(number) is signal.SIG_IGN]
+    return Needs(as_text, learned, found, str(learned_list or ""), tuple(ignored))
 
 
 def _spawn(
