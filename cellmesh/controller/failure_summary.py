@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import RankDied, RankFailure, RanksInterrupted, RemoteError
-from ..wire import payload
 from ..wire.codec import Parcel
 from ..wire.messages import ENDED_BY_GLOO, Died, Done, Failed, describe_place
 from ..wire.ranks import describe_ranks, group_ranks, with_verb
@@ -250,8 +249,10 @@ def exception_of(rank: int, outcome: Parcel[Any]) -> BaseException:
         return KeyboardInterrupt(verb.text)
     if verb.payload is None:
         return RemoteError(verb.type_name, verb.text, verb.why_no_payload)
+    from ..wire.payload import loads
+
     try:
-        exc = payload.loads(verb.payload, outcome.buffers)
+        exc = loads(verb.payload, outcome.buffers)
     except Exception as e:
         return RemoteError(verb.type_name, verb.text, f"it cannot be loaded here: {e}")
     if not isinstance(exc, BaseException):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError
-from ..wire import payload, plain_functions
 from ..wire.codec import Frame
 from ..wire.limits import SEGMENT_BYTES
 from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Work
@@ -24,6 +23,7 @@ from .run import Run, WorkItem
 from .values.segments import lend
 
 if TYPE_CHECKING:
+    from ..wire.payload import Reducer
     from .session.session import Session
 
 
@@ -122,10 +122,13 @@ def pack_call(
     """Return the message for a call of a function that needs nothing but its code, with numbers and
     short texts; None for other calls, which need `dump_call`.
     """
+    from ..wire.payload import is_short  # not for cells
+    from ..wire.plain_functions import pack
+
     for value in (*args, *kwargs, *kwargs.values()):
-        if not payload.is_short(value):
+        if not is_short(value):
             return None
-    packed = plain_functions.pack(function)
+    packed = pack(function)
     return RunCall(0, Pickled(pickle.dumps((args, kwargs), 5)), packed) if packed else None
 
 
@@ -137,20 +140,20 @@ def dump_call(
     Raises:
         UnpicklableError: one of them cannot be pickled; the message names it.
     """
+    from ..wire.payload import dumps
+
     try:
-        return payload.dumps((function, args, kwargs), name, loaded.reducer())
+        return dumps((function, args, kwargs), name, loaded.reducer())
     except MeshUsageError:
-        payload.dumps(function, name, loaded.reducer())  # to name the part in the error
+        dumps(function, name, loaded.reducer())  # to name the part in the error
         for position, value in enumerate(args):
-            payload.dumps(value, f"argument {position} of {name}", loaded.reducer())
+            dumps(value, f"argument {position} of {name}", loaded.reducer())
         for key, value in kwargs.items():
-            payload.dumps(value, f"argument {key} of {name}", loaded.reducer())
+            dumps(value, f"argument {key} of {name}", loaded.reducer())
         raise
 
 
-def dump_names(
-    names: Mapping[str, Any], reducer: payload.Reducer | None = None
-) -> tuple[Any, list[Frame]]:
+def dump_names(names: Mapping[str, Any], reducer: Reducer | None = None) -> tuple[Any, list[Frame]]:
     """Pickle values with their names, for ranks to assign to variables.
 
     Args:
@@ -161,10 +164,12 @@ def dump_names(
     Raises:
         UnpicklableError: a value cannot be pickled; the message names it.
     """
+    from ..wire.payload import dumps
+
     reducer = reducer or loaded.reducer()
     try:
-        return payload.dumps(dict(names), "push", reducer)
+        return dumps(dict(names), "push", reducer)
     except MeshUsageError:
         for name, value in names.items():  # to name the value in the error
-            payload.dumps(value, name, reducer)
+            dumps(value, name, reducer)
         raise

@@ -21,7 +21,6 @@ import msgspec
 
 from ..errors import MeshUsageError, RanksInterrupted
 from ..stdlib import time
-from ..wire import payload
 from ..wire.codec import Frame, Parcel, encode
 from ..wire.messages import Channel, Done, Pickled, Relay, Work, WorkVerb
 from ..wire.ranks import describe_ranks
@@ -477,8 +476,10 @@ class Run(Generic[T]):
             verb, buffers = self._outcomes[rank]
             if verb.payload is None:
                 return None
+            from ..wire.payload import loads
+
             try:
-                self._values[rank] = payload.loads(verb.payload, buffers)
+                self._values[rank] = loads(verb.payload, buffers)
             except Exception as e:
                 raise MeshUsageError(
                     f"the value of rank {rank} cannot be loaded in the notebook: "

@@ -10,7 +10,6 @@ well.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -53,6 +52,8 @@ def claim(mark: str = "", owner: int | None = None) -> None:
         mark: mark of the mesh; "" if `VARIABLE` has it already.
         owner: process number of the owner; by default this process.
     """
+    import ctypes  # not to look at marks
+
     mark = mark or os.environ.get(VARIABLE, "").partition(":")[0]
     value = value_of(mark, os.getpid() if owner is None else owner)
     entry = f"\0{VARIABLE}={value}\0".encode()

@@ -23,7 +23,6 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import msgspec
 
 from ..errors import MeshUsageError, UnpicklableError
@@ -132,6 +131,8 @@ class LoadedModules:
             return find, (name, names, self._table)
         if name in self._installed:
             return NotImplemented
+        import cloudpickle
+
         cloudpickle.register_pickle_by_value(module)  # made at run time: ranks cannot import it
         return None
 

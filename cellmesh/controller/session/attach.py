@@ -80,7 +80,8 @@ def attach(
         visits=visits,
         lost=launcher.unheard,
     )
-    loaded.record()
+    if not visits:  # it sends no functions
+        loaded.record()
     session.wait_until_attached(_ATTACH_S)
     session.wait_until_ready(_READY_S)
     if ticket.spans_hosts:

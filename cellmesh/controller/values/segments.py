@@ -13,7 +13,6 @@ from ...errors import CellmeshError, MeshUsageError
 from ...wire import limits, segments
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Pickled, Ranked
-from ...wire.payload import stand_in
 from ...wire.segment_pool import SegmentPool
 from ...wire.segments import describe_bytes, inlined, open_segment
 
@@ -45,6 +44,8 @@ def open_value(parcel: Parcel[Any]) -> Parcel[Any]:
         answer = msgspec.structs.replace(said.verb, payload=plain)
         return Parcel(Ranked(said.ranks, answer), tuple(buffers))
     except CellmeshError as error:
+        from ...wire.payload import stand_in
+
         lost = msgspec.structs.replace(said.verb, payload=stand_in(str(error)))
         return Parcel(Ranked(said.ranks, lost))
 
