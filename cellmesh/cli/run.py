@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sys
-import tempfile
 import threading
 import time
-import tokenize
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,15 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..controller.failure_summary import exception_of, is_released, summarize
 from ..controller.news import News
 from ..controller.options import parse_duration, read_project_options, working_directory
 from ..errors import MeshUsageError, did_you_mean
 from ..magics.options import START_OPTIONS
-from ..wire.codec import Parcel
 from ..wire.environment import VISIBLE
-from ..wire.messages import Done, Failed
-from ..wire.ranks import parse_ranks
 from ..wire.verbs import StreamName
 from . import torchrun
 
@@ -82,6 +74,9 @@ class Script:
             if PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
                 raise MeshUsageError(f"there is no module {top!r} here or in the environment")
             return
+        import tokenize
+        import warnings
+
         path = Path(self.target)
         if path.is_dir():
             raise MeshUsageError(f"{path} is a directory: name a script in it, or -m and a module")
@@ -283,7 +278,7 @@ def run(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
       cellmesh run -n 4 --keep 30m train.py       then: cellmesh shell NAME
       cellmesh run --on dev train.py              in the ranks of `cellmesh start 4 --name dev`
     """
-    chosen = {name: value for name, value in given.items() if value not in (None, (), False)}
+    chosen = {n: v for n, v in given.items() if v is not False and v not in (None, ())}
     ctx.exit(execute(read_launch(words, chosen, read_project_options(working_directory()))))
 
 
@@ -390,6 +385,8 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
         mesh, leave_zygote = _attach(launch) if launch.on else _start(launch)
     except Stopped as stopped:
         return 128 + stopped.number, stopped.number
+    from .script_output import describe_end, status_of
+
     ended_by = 0
     try:
         run = _submit(mesh, launch, signals)
@@ -424,7 +421,9 @@ def _echo(text: str) -> None:
 
 def _start(launch: Launch) -> tuple[Mesh, Callable[[], object]]:
     """Start a mesh for a script; return it, and a function that leaves a zygote for the next."""
+    from ..controller.output.console import ConsoleSink
     from ..controller.session.launch.prestart import shell_prestart
+    from ..controller.session.life import show_progress
     from ..controller.session.start import start_from
 
     script = launch.script
@@ -435,7 +434,11 @@ def _start(launch: Launch) -> tuple[Mesh, Callable[[], object]]:
         ]
     prestart = shell_prestart() if launch.keeps_warm else None
     given = {**launch.start, "lease_s": launch.keep_s, "auto_heal": False}
-    mesh = start_from(prestart, launch.num_ranks, **given)
+    sink = ConsoleSink()
+    try:
+        mesh = start_from(prestart, launch.num_ranks, on_progress=show_progress(sink), **given)
+    finally:
+        sink.status("", True)
     return mesh, prestart.leave_one if prestart is not None else lambda: None
 
 
@@ -555,6 +558,8 @@ def chosen_streams(
     files = {rank: {*redirects.get(rank, ()), *tee.get(rank, ())} for rank in range(num_ranks)}
     hidden = {rank: {*redirects.get(rank, ())} - {*tee.get(rank, ())} for rank in range(num_ranks)}
     if launch.ranks_filter:
+        from ..wire.ranks import parse_ranks
+
         shown = parse_ranks(launch.ranks_filter, num_ranks)
         hidden.update((rank, {*_BOTH}) for rank in range(num_ranks) if rank not in shown)
     return {rank: names for rank, names in files.items() if names}, hidden
@@ -562,39 +567,9 @@ def chosen_streams(
 
 def _log_directory(base: str) -> Path:
     """Make the directory of a launch as torchrun does: DIR/none_x1y2z3."""
+    import tempfile
+
     if not base:
         return Path(tempfile.mkdtemp(prefix="none_", dir=tempfile.mkdtemp(prefix="cellmesh_")))
     os.makedirs(base, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="none_", dir=base))
-
-
-def status_of(ended: Mapping[int, Any]) -> int:
-    """Return the exit status for ranks that have ended a script: that of the first that failed.
-
-    Args:
-        ended: rank -> the message with which it ended, in the order of arrival.
-    """
-    statuses = [_status(verb) for verb in ended.values() if not is_released(verb)]
-    return next((status for status in statuses if status), 0)
-
-
-def _status(verb: Any) -> int:
-    if type(verb) is Done:
-        return 0
-    if type(verb) is Failed:
-        return verb.status or 1
-    if found := re.search(r"exited with code (\d+)", verb.reason):
-        return int(found[1])
-    found = re.search(r"\bSIG[A-Z0-9]+", verb.reason)
-    return 128 + signal.Signals[found[0]] if found and found[0] in signal.Signals.__members__ else 1
-
-
-def describe_end(ended: Mapping[int, Any]) -> str:
-    """Return one line on the ranks that failed, where, and those that waited for them; "" if all
-    have finished.
-    """
-    failed = {rank: verb for rank, verb in ended.items() if type(verb) is not Done}
-    # The exceptions of scripts have no payloads, so that none of torch's is imported here.
-    exceptions = {rank: exception_of(rank, Parcel(verb)) for rank, verb in failed.items()}
-    outcomes = {rank: Parcel(verb) for rank, verb in ended.items()}
-    return summarize(exceptions, outcomes) if failed else ""

@@ -1,17 +1,22 @@
-"""Shows the output of a script's ranks: folded on a terminal, as it is elsewhere, and in files."""
+"""Shows the output of a script's ranks, folded on a terminal and unchanged elsewhere, and its end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..controller.failure_summary import exception_of, is_released, summarize
 from ..controller.output.console import Sink
 from ..controller.output.fold import HOLD_S, Ranks
 from ..controller.output.printer import Printer
+from ..wire.codec import Parcel
+from ..wire.messages import Done, Failed
 from ..wire.verbs import InputCancelled, InputRequest, Output, StreamName
 
 # How long the beginning of a line waits for its end, so that lines of ranks do not mix.
@@ -195,3 +200,35 @@ def write_whole(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def status_of(ended: Mapping[int, Any]) -> int:
+    """Return the exit status for ranks that have ended a script: that of the first that failed.
+
+    Args:
+        ended: rank -> the message with which it ended, in the order of arrival.
+    """
+    statuses = [_status(verb) for verb in ended.values() if not is_released(verb)]
+    return next((status for status in statuses if status), 0)
+
+
+def _status(verb: Any) -> int:
+    if type(verb) is Done:
+        return 0
+    if type(verb) is Failed:
+        return verb.status or 1
+    if found := re.search(r"exited with code (\d+)", verb.reason):
+        return int(found[1])
+    found = re.search(r"\bSIG[A-Z0-9]+", verb.reason)
+    return 128 + signal.Signals[found[0]] if found and found[0] in signal.Signals.__members__ else 1
+
+
+def describe_end(ended: Mapping[int, Any]) -> str:
+    """Return one line on the ranks that failed, where, and those that waited for them; "" if all
+    have finished.
+    """
+    failed = {rank: verb for rank, verb in ended.items() if type(verb) is not Done}
+    # The exceptions of scripts have no payloads, so that none of torch's is imported here.
+    exceptions = {rank: exception_of(rank, Parcel(verb)) for rank, verb in failed.items()}
+    outcomes = {rank: Parcel(verb) for rank, verb in ended.items()}
+    return summarize(exceptions, outcomes) if failed else ""

@@ -4,6 +4,8 @@ errors on a mesh that has ended.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +20,10 @@ from ..output.console import Sink
 
 # Messages after which a mesh cannot be used any more.
 End = StartFailed | Refused | Detached | Stopped
+
+
+_NO_FILES = os.strerror(errno.EMFILE)
+_MORE_FILES = ". `ulimit -n 4096` in the shell, before this program, allows more of them"
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,8 @@ class Life:
             log: the end of the agent's log.
         """
         if isinstance(self.end, StartFailed):
-            return (MeshUsageError if self.end.fault == "user" else HostError)(self.end.text)
+            more = _MORE_FILES if _NO_FILES in self.end.text else ""
+            return (MeshUsageError if self.end.fault == "user" else HostError)(self.end.text + more)
         if self.end is None:
             return HostError(f"the mesh was not ready after {timeout_s} s. {log}".strip())
         return HostError(f"the mesh did not start: {self.reason}. {log}".strip())

@@ -12,11 +12,10 @@ from cellmesh.cli.run import (
     Launch,
     Script,
     chosen_streams,
-    describe_end,
     read_launch,
     run,
-    status_of,
 )
+from cellmesh.cli.script_output import describe_end, status_of
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.messages import Died, Done, Failed
 
@@ -24,7 +23,7 @@ from cellmesh.wire.messages import Died, Done, Failed
 def launch(line: str, project: dict[str, Any] | None = None) -> Launch:
     """What the command would do, without doing it."""
     context = run.make_context("run", line.split())
-    given = {name: value for name, value in context.params.items() if value not in (None, (), 0)}
+    given = {n: v for n, v in context.params.items() if v is not False and v not in (None, ())}
     return read_launch(given.pop("words", ()), given, project or {})
 
 
@@ -32,6 +31,7 @@ def test_options_precede_the_script_and_the_rest_is_the_scripts() -> None:
     read = launch("-n 4 --backend gloo train.py -n 8 --lr 0.1 --on x -- -m")
     assert read.script == Script("train.py", ("-n", "8", "--lr", "0.1", "--on", "x", "--", "-m"))
     assert (read.num_ranks, read.start) == (4, {"backend": "gloo"})
+    assert launch("-n 0 train.py").num_ranks == 0, "which a start refuses"
     assert launch("-n 2 -m pkg.train --x").script == Script("pkg.train", ("--x",), True)
 
 
