@@ -48,6 +48,8 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except CellmeshError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(130) from None  # 128 + SIGINT, as of a shell's command
 
 
 @click.group(

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -15,6 +16,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.session import start as starting
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
+from cellmesh.wire.ticket import Ticket
 from tests.conftest import check_nothing_left, own_runtime_dir, process_named
 
 COLD = pytest.mark.usefixtures("starts_cold")
@@ -228,8 +230,10 @@ def test_a_start_that_is_interrupted_leaves_nothing(
     step: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*args: object, **kwargs: object) -> NoReturn:
+        interrupted_at.append(time.monotonic())
         raise KeyboardInterrupt
 
+    interrupted_at: list[float] = []
     monkeypatch.setattr(f"cellmesh.controller.session.{step}", interrupt)
     with pytest.raises(KeyboardInterrupt):
         cm.start(1)
@@ -244,3 +248,22 @@ def test_every_file_of_a_mesh_is_its_users_alone(own_mesh: cm.Mesh, runtime_dir:
         path.name for path in files
     }
     assert [path for path in files if path.lstat().st_mode & 0o077] == []
+
+
+def test_a_start_that_is_interrupted_before_it_connects_ends_at_once(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(ticket: Ticket, *args: object, **options: object) -> None:
+        deadline = time.monotonic() + 30
+        while not Path(ticket.directory, "agent.sock").exists():  # it handles signals then
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        interrupted_at.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    interrupted_at: list[float] = []
+    monkeypatch.setattr("cellmesh.controller.session.session.Session", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cm.start(1)
+    assert time.monotonic() - interrupted_at[0] < 4, "the agent has waited for its controller"
+    check_nothing_left(runtime_dir)

@@ -110,9 +110,12 @@ def start_from(
 
         end_dead_meshes(runtime_root())
         session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
-    except BaseException:
-        os.close(end)
-        launcher.signal(signal.SIGTERM)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            os.close(end)  # after Ctrl-C, the session may have it already
+        # An agent that ends by itself would wait for this process, to report the end to it; the
+        # guardian on this host ends the rest of a mesh whose agent is killed.
+        launcher.signal(signal.SIGTERM if checked.hosts else signal.SIGKILL)
         launcher.wait(None)
         raise
     try:
