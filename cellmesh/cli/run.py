@@ -407,7 +407,7 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
     finally:
         signals.are_raised = False
         is_kept = launch.keep_s and not ended_by
-        mesh.detach() if launch.on or is_kept else mesh.stop()
+        mesh.detach() if launch.on or is_kept else mesh.rank_set.session.stop(is_hurried=True)
     if ended_by == signal.SIGPIPE:  # else the interpreter complains at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     elif is_kept:
@@ -519,6 +519,7 @@ def _await_end(run: Run[Any], mesh: Mesh, launch: Launch, signals: Signals) -> i
         The number of the first signal that this process has received; 0 without one.
     """
     from ..controller.script import signal_ranks
+    from ..wire.ranks import describe_ranks
 
     ended_by, due = 0, float("inf")
     while not run.done():
@@ -535,7 +536,8 @@ def _await_end(run: Run[Any], mesh: Mesh, launch: Launch, signals: Signals) -> i
         if run.failed_ranks():
             due = min(due, time.monotonic() + launch.grace_s)
         if time.monotonic() > due and not launch.on:
-            _echo(f"{run}: killed after {launch.grace_s:g} s")
+            left = describe_ranks(run.waiting_ranks())
+            _echo(f"{left} did not end within {launch.grace_s:g} s: killed")
             return ended_by
     return ended_by
 

@@ -1,4 +1,4 @@
-"""Shows the output of a script's ranks, folded on a terminal and unchanged elsewhere, and its end."""
+"""Shows the output of a script's ranks, folded on a terminal, unchanged elsewhere; and its end."""
 
 from __future__ import annotations
 

@@ -381,8 +381,13 @@ class Session:
         self.wait_until_ready(timeout_s)
         return describe_changes(changes)
 
-    def stop(self) -> None:
-        """End the mesh: ask its agent to end, wait for its end, and kill it if that is slow."""
+    def stop(self, *, is_hurried: bool = False) -> None:
+        """End the mesh: ask its agent to end, wait for its end, and kill it if that is slow.
+
+        Args:
+            is_hurried: whether it suffices that all other processes of the mesh have ended, as the
+                agent reports them.
+        """
         if self.life.has_left or os.getpid() != self._owner_pid:
             return
         self._link.check_may_wait()
@@ -390,9 +395,10 @@ class Session:
             self._leave()
             return
         self.runs.post_if_open(lambda core, now: core.stop())
-        if self.has_hosts:  # their processes are seen through connections only
-            self.life.wait(lambda: False, _STOP_S, lambda: None)
-        if not self._launcher.wait(_STOP_S):
+        has_ended = False
+        if self.has_hosts or is_hurried:  # processes of other hosts are seen through connections
+            has_ended = self.life.wait(lambda: False, _STOP_S, lambda: None) and is_hurried
+        if not (has_ended or self._launcher.wait(_STOP_S)):
             if isinstance(self.life.end, Detached):  # it has been stolen
                 self._leave()
                 return
