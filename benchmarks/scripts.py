@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -49,24 +50,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=PARTS, action="append", help="repeatable")
+    parser.add_argument(
+        "--samples", type=Path, help="add to the samples in this file, and show all"
+    )
     parser.add_argument("--out", type=Path, help="write the tables here as well, as Markdown")
     arguments = parser.parse_args(argv)
     machine = describe_machine()
     os.environ.update(ONE_THREAD)
-    samples: dict[str, list[Sample]] = {name: [] for name in arguments.only or PARTS}
+    samples: dict[str, list[Sample]] = {}
+    if arguments.samples is not None and arguments.samples.exists():
+        samples = json.loads(arguments.samples.read_text())
     with own_runtime_dir(), _own_project():
         for number in range(arguments.rounds):
-            for name, taken in samples.items():
+            for name in arguments.only or PARTS:
                 print(f"round {number + 1}, {name} ... ", end="", flush=True)
                 began = time.monotonic()
                 try:
-                    taken.append(PARTS[name]())
+                    samples.setdefault(name, []).append(PARTS[name]())
                 finally:
                     _cellmesh("stop", "--all")
                 print(f"{time.monotonic() - began:.0f} s")
+    if arguments.samples is not None:
+        arguments.samples.write_text(json.dumps(samples))
     figures = Figures(samples)
     facts = "\n".join(f"- {name}: {fact}" for name, fact in machine.items())
-    facts += f"\n- rounds: {arguments.rounds}, of which the medians are shown"
+    rounds = ", ".join(f"{len(samples[name])} of {name}" for name in PARTS if name in samples)
+    facts += f"\n- rounds, of which medians are shown: {rounds}"
     text = "\n\n".join([facts, times_table(figures), targets_table(figures, SCRIPTS_TARGETS)])
     print(f"\n{text}")
     if arguments.out is not None:
