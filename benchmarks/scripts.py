@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 finally:
                     _cellmesh("stop", "--all")
                 print(f"{time.monotonic() - began:.0f} s")
-    if arguments.samples is not None:
-        arguments.samples.write_text(json.dumps(samples))
+                if arguments.samples is not None:
+                    arguments.samples.write_text(json.dumps(samples))
     figures = Figures(samples)
     facts = "\n".join(f"- {name}: {fact}" for name, fact in machine.items())
     rounds = ", ".join(f"{len(samples[name])} of {name}" for name in PARTS if name in samples)
