@@ -50,6 +50,7 @@ demo: venv
 bench: venv
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.training --out benchmarks/training.md
+	$(BIN)/python -m benchmarks.scripts --out benchmarks/scripts.md
 	$(BIN)/python -m benchmarks.group_overhead
 
 faults: venv
