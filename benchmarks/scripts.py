@@ -1,11 +1,11 @@
 """Scripts from a terminal: `cellmesh run` and `cellmesh exec` beside torchrun, whole processes.
 
 ``python -m benchmarks.scripts``: in each round, torchrun and cellmesh run the same files in turn,
-with the same number of ranks, one thread each, and output into pipes. ``first`` finds no process
-that waits; for ``again`` one has been left by the runs before, and has imported what they have
-imported. The 20 s of imports are a module that sleeps 20 s when it is imported, in a folder that is
-named ``site-packages`` on PYTHONPATH, as installed modules only are imported before a fork: with
-real modules, the ranks of torchrun would also compete for the cores.
+with the same number of ranks, one thread each, and output into pipes. `first` finds no process that
+waits; for `again`, the runs before have left one, which is idle and has imported what they have.
+The 20 s of imports are a module that sleeps 20 s when it is imported, in a folder that is named
+`site-packages` on PYTHONPATH, as installed modules only are imported before a fork: with real
+modules, the ranks of torchrun would also compete for the cores.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from .drivers.first_step import ONE_THREAD, PROGRAM, TORCHRUN
 from .drivers.protocol import Sample, elapsed_s
 from .figures import Figures
 from .machine import describe_machine
+from .processes import cpu_s, descendants
 from .report import table, targets_table
 from .targets import SCRIPTS_TARGETS
 from .units import SECONDS
@@ -37,7 +39,7 @@ LOOP = ROOT / "benchmarks" / "programs" / "timed_loop.py"
 IMPORTS_S = 20
 _CELLMESH = (sys.executable, "-m", "cellmesh")
 _LIMIT_S = 300.0
-_TRIES = 3
+_TRIES, _CALM_TRIES = 3, 60
 _COLUMNS = {
     "torchrun_s": "torchrun",
     "first_s": "`cellmesh run`: first",
@@ -136,9 +138,9 @@ def _in_turn(script: Path, num_ranks: int, has_on: bool = False) -> Sample:
         "torchrun_s": _torchrun(num_ranks, script)[0],
         "first_s": _took_s(_cellmesh, *run),
     }
-    _cellmesh(*run)  # it waits for the process that the first one has left
-    time.sleep(1)  # which leaves another one if the first run has imported more than it
-    _cellmesh(*run)
+    _wait_for_calm()
+    _cellmesh(*run)  # leaves another process, as the first run has imported more than that one
+    _wait_for_calm()
     sample["again_s"] = _took_s(_cellmesh, *run)
     if has_on:
         _cellmesh("start", str(num_ranks), "--name", "on")
@@ -148,8 +150,22 @@ def _in_turn(script: Path, num_ranks: int, has_on: bool = False) -> Sample:
     return sample
 
 
+def _wait_for_calm() -> None:
+    """Wait until the processes that wait for the next run have imported what they will."""
+    for _ in range(_CALM_TRIES):
+        waiting = map(int, re.findall(r"process (\d+) waits", _cellmesh("ps")))
+        pids = [each for pid in waiting for each in (pid, *descendants(pid))]
+        before_s = sum(map(cpu_s, pids))
+        time.sleep(1)
+        if sum(map(cpu_s, pids)) - before_s < 0.02:
+            return
+    raise RuntimeError("a process that waits for the next run is busy for a minute")
+
+
 def _loop() -> Sample:
     """Steps per second, as rank 0 prints them."""
+    _cellmesh("run", "-n", "4", str(DDP))
+    _wait_for_calm()
     return {
         "torchrun_steps": float(_torchrun(4, LOOP)[1]),
         "steps": float(_cellmesh("run", "-n", "4", str(LOOP))),
