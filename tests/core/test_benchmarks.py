@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report
+from benchmarks import report, scripts
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.drivers.bulk import first_and_warm
 from benchmarks.drivers.protocol import Counts
 from benchmarks.figures import Figures
 from benchmarks.measures import GROUPS
 from benchmarks.processes import cpu_s
-from benchmarks.targets import TARGETS, Target
+from benchmarks.targets import SCRIPTS_TARGETS, TARGETS, Target
 
 MEASURED = {
     (contestant, measure)
@@ -125,3 +125,18 @@ def test_the_cpu_time_of_a_process_is_that_of_its_clock() -> None:
     with subprocess.Popen("true") as process:
         process.wait()
         assert cpu_s(process.pid) == 0
+
+
+def test_every_target_of_scripts_is_measured() -> None:
+    reader = Reader()
+    for target in SCRIPTS_TARGETS:
+        target.judge(reader)
+    assert {part for part, _ in reader.read} == {*scripts.PARTS}
+
+
+def test_times_of_scripts_are_medians_and_unmeasured_ones_a_dash() -> None:
+    rounds = [{"torchrun_s": taken_s, "first_s": 2.0} for taken_s in (6.0, 7.0, 9.0)]
+    *_, line = scripts.times_table(Figures({"ddp-4": rounds})).splitlines()
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
+        *("ddp-4", "7.00 s", "2.00 s", "-", "-")
+    ]
