@@ -1,5 +1,5 @@
-"""Programs of torch and of libraries: as cells, with a failure in a step, exported, and as scripts,
-all equal bit for bit.
+"""Programs of torch and of libraries: as cells, with a failure in a step, exported, and as scripts
+of torchrun and of ``cellmesh run``, all equal bit for bit.
 """
 
 from __future__ import annotations
@@ -62,6 +62,20 @@ def run_as_cells(
     return results_of(notebook)
 
 
+def run_as_script(program: Program, notebook: Notebook, folder: Path) -> Losses:
+    """Run a program as ``cellmesh run`` does, on fresh ranks in a folder."""
+    folder.mkdir()
+    script = f"{str(program.script)!r}, {program.argv}, keeps=True"
+    begin(
+        notebook,
+        f"%dist_restart\nimport importlib, os\nmesh.run(os.chdir, {str(folder)!r})\n"
+        # Exported scripts, which quote these lines, are searched for the package's name.
+        "scripts = importlib.import_module(type(mesh).__module__.replace('.mesh', '.script'))\n"
+        f"scripts.submit_script(mesh.rank_set, {script}).result()",
+    )
+    return results_of(notebook)
+
+
 def results_of(notebook: Notebook) -> Losses:
     """Return what each rank of a notebook's mesh has computed."""
     begin(notebook, f"%dist_pull {EXACT} --all --as exact")
@@ -84,6 +98,7 @@ def test_program(
     assert "cellmesh" not in exported.read_text()
 
     ways = {
+        "as a script of `cellmesh run`": run_as_script(program, notebook, tmp_path / "run"),
         "as a script": launch(job_of(program, tmp_path / "script")),
         "as the exported script": launch(job_of(program, tmp_path / "other", exported)),
         "after a failure": run_as_cells(program, notebook, tmp_path / "disturbed", True),

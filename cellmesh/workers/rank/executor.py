@@ -26,7 +26,7 @@ from ..run_tracker import RunRecord, RunTracker, name_of
 from ..static_lookup import traceback_of
 from ..trace.recorder import Stopwatch
 from .child_processes import end_children, run_fork_hooks
-from .failures import Failures
+from .failures import Failures, ScriptFailed
 from .features import Packed, RankContext
 from .given_names import GivenNames, resize
 from .imports import load
@@ -187,7 +187,7 @@ class Executor:
         end it.
         """
         if self._end_child is not None:
-            self._end_child(error)
+            self._end_child(error.as_exit() if isinstance(error, ScriptFailed) else error)
         if self._bars is not None:
             self._bars.end_run(run, error)
 

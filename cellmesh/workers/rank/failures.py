@@ -65,6 +65,10 @@ class ScriptFailed(Exception):
         super().__init__(failed.text)
         self.failed = failed
 
+    def as_exit(self) -> SystemExit:
+        """Return the exception that ends a process with the status of the script."""
+        return SystemExit(self.failed.status)
+
 
 @dataclass(eq=False)
 class Failures:

@@ -14,7 +14,6 @@ import gc
 import getpass
 import importlib
 import io
-import linecache
 import runpy
 import sys
 import threading
@@ -32,8 +31,8 @@ from ..static_lookup import traceback_of
 from .child_processes import plain_dump, status_of
 from .failures import Failures
 from .features import RankContext
-from .shell import RankShell, remember_error, skip_machinery
-from .stdin import PLAIN_GETPASS, PLAIN_INPUT, ScriptInput
+from .shell import RankShell, execute_file, remember_error, skip_machinery
+from .stdin import PLAIN_GETPASS, PLAIN_INPUT, open_script_input
 from .streams import DISPLAYS, Pump
 
 
@@ -96,7 +95,7 @@ def _prepare(work: RunScript, context: RankContext, pump: Pump, undo: contextlib
         (getpass, "getpass", PLAIN_GETPASS),
     ]
     if context.groups.rank == 0:
-        changes.append((sys, "stdin", io.TextIOWrapper(io.BufferedReader(ScriptInput(shell.ask)))))
+        changes.append((sys, "stdin", open_script_input(shell.ask)))
     pump.precede_children()
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
@@ -149,10 +148,7 @@ def _execute(work: RunScript) -> None:
     names["__file__"] = path
     if not work.is_shared:
         names.update(__loader__=SourceFileLoader("__main__", path), __cached__=None)
-    linecache.checkcache(path)
-    with io.open_code(path) as file:
-        source = file.read()
-    exec(compile(source, path, "exec", dont_inherit=True), names)
+    execute_file(path, names)
 
 
 def _report(

@@ -6,8 +6,10 @@ connects it to the rank's own output.
 
 from __future__ import annotations
 
+import io
 import linecache
 import marshal
+import os
 import runpy
 import sys
 import traceback
@@ -126,7 +128,7 @@ class RankShell(InteractiveShell):
         function.
         """
         try:
-            super().safe_execfile(fname, *where, raise_exceptions=True)  # type: ignore[no-untyped-call]
+            execute_file(os.path.abspath(fname), where[0])
         except SystemExit:
             if not exit_ignore:
                 raise
@@ -332,6 +334,14 @@ class RankShell(InteractiveShell):
     def cell_of(self, filename: str) -> int:
         """Return n of the cell ``In[n]`` with this code file name, 0 if none has it."""
         return int(self.compile._filename_map.get(filename, 0)) or payload.cell_of(filename)
+
+
+def execute_file(path: str, names: dict[str, Any]) -> None:
+    """Execute a Python file, given by its absolute path, in a namespace."""
+    linecache.checkcache(path)  # it may have been edited since a traceback quoted it
+    with io.open_code(path) as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), names)
 
 
 _MAX_RENDERED_FRAMES = 100

@@ -108,12 +108,16 @@ class Asker:
             question.answered.set()
 
 
-class ScriptInput(io.RawIOBase):
-    """The standard input of a script, whose bytes are requested from the controller as the script
-    reads them: they may be meant for another program.
+def open_script_input(ask: Callable[..., str]) -> io.TextIOWrapper:
+    """Open the standard input of a script; `ask` is `Asker.ask`."""
+    stream = io.TextIOWrapper(io.BufferedReader(_ScriptInput(ask)), "utf-8")
+    vars(stream)["mode"] = "r"  # as Python's own has
+    return stream
 
-    Args:
-        ask: `Asker.ask`.
+
+class _ScriptInput(io.RawIOBase):
+    """The bytes of standard input, requested from the controller as a script reads them: they may
+    be meant for another program.
     """
 
     def __init__(self, ask: Callable[..., str]) -> None:
