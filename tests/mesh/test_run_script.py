@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cellmesh.wire.preload import list_path, read_preloads
-from tests.conftest import check_nothing_left
+from tests.conftest import check_nothing_left, own_runtime_dir
 
 COMMAND = [sys.executable, "-m", "cellmesh", "run"]
 LIMIT_S = 60.0
@@ -53,10 +53,12 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left(runtime_dir: Path) -> Iterator[None]:
-    yield
-    check_nothing_left(runtime_dir)
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """A runtime directory of this module, whose runs are forked from the first one's zygote."""
+    with own_runtime_dir() as directory:
+        yield
+        check_nothing_left(directory)
 
 
 def run(*words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -154,7 +156,8 @@ def test_signals_reach_ranks_and_a_killed_run_or_closed_pipe_leaves_none(script:
 
 
 def test_a_mesh_that_lives_on_runs_more_scripts(script: Path, tmp_path: Path) -> None:
-    kept = run("-n", "2", "--no-keep-warm", "--keep", "10m", "--name", "dev", script, "fail")
+    options = ["-n", "2", "--keep", "10m", "--name", "dev"]
+    kept = run(*options, script, "fail", "wait")  # rank 0 is released, and its groups are broken
     assert (kept.returncode, "`cellmesh shell dev`" in kept.stderr) == (1, True)
     shared = tmp_path / "shared.py"
     shared.write_text(
@@ -203,3 +206,19 @@ def test_the_next_run_is_forked_with_installed_modules_that_scripts_of_the_proje
     monkeypatch.chdir(tmp_path)
     assert run("-n", "2", "--no-keep-warm", script).returncode == 0
     assert "takes_long" in read_preloads(list_path(str(tmp_path))).modules
+
+
+def test_a_script_runs_again_after_each_edit(tmp_path: Path) -> None:
+    path = tmp_path / "edited.py"
+    path.write_text("import time\nprint('first', flush=True)\ntime.sleep(1000)\n")
+    line, pipe = [*COMMAND, "-n", "1", "--watch", str(path)], subprocess.PIPE
+    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "first\n"
+        path.write_text("print('second')")
+        assert process.stdout.readline() == "second\n"
+        path.write_text("print(")
+        assert any("edited.py:1: SyntaxError" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 130
