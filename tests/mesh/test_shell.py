@@ -41,10 +41,11 @@ class Terminal:
     """A terminal with ``cellmesh shell`` in it, without colours and other controls."""
 
     def __init__(self, *args: str, **environment: str) -> None:
+        given = {**os.environ, "TERM": "xterm", **environment}
         self._child = pexpect.spawn(
             sys.executable,
             ["-m", "cellmesh", "shell", *args],
-            env={**os.environ, "TERM": "xterm", **environment},
+            env={name: value for name, value in given.items() if value},
             encoding="utf-8",
             dimensions=(50, 150),
         )
