@@ -387,11 +387,12 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
         return 128 + stopped.number, stopped.number
     from .script_output import describe_end, status_of
 
-    ended_by = 0
+    ended_by, is_kept = 0, False
     try:
         run = _submit(mesh, launch, signals)
         leave_zygote()
         ended_by = _await_end(run, mesh, launch, signals)
+        is_kept = launch.keep_s > 0 and run.done() and ended_by in (0, signal.SIGINT)
         ended = run.outcomes()
         status = 128 + ended_by if ended_by else status_of(ended)
         if status and ended_by not in (signal.SIGPIPE, _CHANGED):
@@ -406,7 +407,6 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
         status = 128 + ended_by
     finally:
         signals.are_raised = False
-        is_kept = launch.keep_s and not ended_by
         mesh.detach() if launch.on or is_kept else mesh.rank_set.session.stop(is_hurried=True)
     if ended_by == signal.SIGPIPE:  # else the interpreter complains at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -470,10 +470,15 @@ def _submit(mesh: Mesh, launch: Launch, signals: Signals) -> Run[Any]:
     from ..controller.script import submit_script
     from .script_output import LogFiles, ScriptPrinter, Stdin, write_whole
 
+    broken: list[StreamName] = []
+
     def write(stream: StreamName, data: bytes) -> None:
         try:
             write_whole(_BOTH.index(stream) + 1, data)
-        except BrokenPipeError:
+        except OSError as error:  # the reader has gone, or the disk is full
+            if not isinstance(error, BrokenPipeError) and not broken:
+                _echo(f"{stream} cannot be written: {error.strerror}")
+            broken.append(stream)
             signals.put(signal.SIGPIPE)
 
     ranks, session = range(len(mesh)), mesh.rank_set.session

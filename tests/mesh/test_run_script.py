@@ -153,6 +153,10 @@ def test_signals_reach_ranks_and_a_killed_run_or_closed_pipe_leaves_none(script:
         assert cut.wait(LIMIT_S) == 128 + signal.SIGPIPE
         assert cut.stderr is not None
         assert cut.stderr.read() == ""
+    with open("/dev/full", "w") as full:
+        line = [*COMMAND, "-n", "1", script, "print", "sleep"]
+        no_space = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, timeout=LIMIT_S)
+    assert no_space.stderr == b"cellmesh run: stdout cannot be written: No space left on device\n"
 
 
 def test_a_mesh_that_lives_on_runs_more_scripts(script: Path, tmp_path: Path) -> None:
