@@ -194,3 +194,10 @@ def test_beside_much_output_frames_are_drawn_once_a_second() -> None:
             drawn_at.append(tenths)
     _, *later = drawn_at  # the first frame redraws nothing
     assert len(later) == 3
+
+
+def test_exception_that_a_rank_has_printed_itself_is_not_shown_again(out: io.StringIO) -> None:
+    printer = printer_to(out, 1)
+    feed(printer, (0, "Traceback: no\n"), (0, Failed(1, "ValueError", "no", "", 0)))
+    printer.finish(1.0)
+    assert out.getvalue() == "[0] Traceback: no\n"

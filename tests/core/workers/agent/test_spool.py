@@ -230,3 +230,16 @@ def test_a_visit_keeps_the_output_of_earlier_runs_for_the_next_controller() -> N
         Output(4, "stderr", "the traceback\n"),
     ]
     assert visit.take() == []
+
+
+def test_output_of_a_script_waits_for_its_controller_and_is_bounded_without_one() -> None:
+    spool = attended(max_output_bytes=1000, max_answer_bytes=3000)
+    spool.begin(Relay((0,), "work", 1, 1, is_whole=True))
+    spool.add([printed(str(n) * 1000) for n in range(3)])
+    assert not spool.ahead
+    spool.add([printed("3" * 1000)])
+    assert spool.ahead == {0}  # is not read
+    assert [parcel.verb.verb.text[0] for parcel in spool.take(2000)] == ["0", "1"]
+    assert not spool.ahead
+    spool.leave([])
+    assert isinstance(spool.take()[0].verb.verb, Skipped)

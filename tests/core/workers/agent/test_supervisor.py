@@ -16,6 +16,7 @@ from cellmesh.wire.messages import (
     Ranked,
     RankReady,
     RankUnready,
+    Relay,
     Respawned,
     RespawnFailed,
     StartFailed,
@@ -101,6 +102,17 @@ def test_descriptor_flood_is_bounded_and_reported() -> None:
     assert shown + skipped == 200 * 10_000 * len("line\n")
     assert shown < 500_000
     assert said[-1] == Done(1)
+
+
+def test_descriptor_output_of_a_script_is_not_bounded() -> None:
+    supervisor = started()
+    supervisor.relay(Relay((0,), "work", 1, 1, is_whole=True), (b"",))
+    for _ in range(20):
+        supervisor.from_pipe(0, "stdout", "line\n" * 10_000, 0.0)
+    done(supervisor, 0, 1)
+    said = [ranked.verb for ranked in up(supervisor.tick(LATER))]
+    assert sum(verb.text.count("\n") for verb in said if isinstance(verb, Output)) == 200_000
+    assert not any(isinstance(verb, Skipped) for verb in said)
 
 
 # ---- deaths

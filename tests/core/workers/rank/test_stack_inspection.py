@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from cellmesh.workers.rank import script
 from cellmesh.workers.rank.stack_inspection import (
     Activity,
     Place,
@@ -158,6 +159,7 @@ def test_collective_called_by_the_user_is_named() -> None:
 CELL, F, G = ("<module>", "<cell 9>", 5), ("f", "<cell 9>", 2), ("g", "<cell 8>", 10)
 LIBRARY, SCRIPT = ("f", "/lib/a.py", 7), ("<module>", "/home/me/train.py", 30)
 STEP, IMPORT = ("step", "/home/me/train.py", 12), ("<module>", "/home/me/models.py", 3)
+RUNNER = ("run_script", script.__file__, 1)
 STDLIB = ("<module>", f"{os.path.dirname(os.__file__)}/a.py", 7)
 
 
@@ -175,6 +177,10 @@ STDLIB = ("<module>", f"{os.path.dirname(os.__file__)}/a.py", 7)
         ([CELL, LIBRARY, SCRIPT, STEP, IMPORT], Place(9, 5, "train.py line 12")),
         ([CELL, STDLIB], Place(9, 5)),
         ([CELL, SCRIPT, G], Place(9, 5, "In[8] line 10")),  # a cell's function, of the file
+        # by `cellmesh run`: the innermost line of the user
+        ([RUNNER, SCRIPT, LIBRARY, STEP, STDLIB], Place(inner="train.py:12")),
+        ([RUNNER, STDLIB, SCRIPT, RUNNER], Place(inner="train.py:30")),
+        ([SCRIPT, RUNNER, STDLIB], Place()),
     ],
 )
 def test_place_in_cells(frames: list[tuple[str, str, int]], place: Place) -> None:

@@ -203,3 +203,19 @@ def test_bytes_go_through_the_buffer_of_stdout(rank: Rank) -> None:
 )
 def test_calls_have_the_name_of_their_function(function: Any, name: str) -> None:
     assert name_of(function) == name
+
+
+def test_all_text_of_a_script_is_sent(rank: Rank) -> None:
+    rank.pump.is_whole = True
+    rank.out.write("line\n" * 200_000)
+    rank.end(1)
+    assert rank.text(1) == "line\n" * 200_000
+    assert not any(isinstance(verb, Skipped) for verb in rank.verbs)
+
+
+def test_stream_has_the_attributes_of_pythons_own(rank: Rank) -> None:
+    rank.out.reconfigure(line_buffering=True)
+    assert (rank.out.name, vars(rank.out)["mode"], rank.out.fileno()) == ("<stdout>", "w", 1)
+    assert not rank.out.isatty()
+    rank.out.is_terminal = True
+    assert rank.out.isatty()
