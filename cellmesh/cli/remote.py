@@ -58,7 +58,7 @@ def carry_out(name: str | None, act: AnyAct) -> Answer:
             found = find_mesh(name)
             if found.holder != holder:
                 since, holder = time.monotonic(), found.holder
-            answer = _act_alone(found, act) if found.is_free else _ask(found, act, since, until)
+            answer = (_act_alone if found.is_free else _ask)(found, act, since, until)
             if answer is not None:
                 return answer
             if until is not None and time.monotonic() >= until:
@@ -69,7 +69,7 @@ def carry_out(name: str | None, act: AnyAct) -> Answer:
         return Answer(failure="interrupted before it began", code=130)
 
 
-def _act_alone(found: FoundMesh, act: AnyAct) -> Answer | None:
+def _act_alone(found: FoundMesh, act: AnyAct, since: float, until: float | None) -> Answer | None:
     """Act as the controller of a mesh that has none, and leave it; return None if another process
     has become its controller.
     """
@@ -78,7 +78,7 @@ def _act_alone(found: FoundMesh, act: AnyAct) -> Answer | None:
     try:
         mesh = attach(found.name, sink=unseen, visits=True)
     except NoMeshError:
-        if find_mesh(found.name).is_free:
+        if find_mesh(found.name).is_free and time.monotonic() > since + _LISTEN_S:
             raise
         return None
     try:
@@ -147,10 +147,9 @@ def _hear(guest: socket.socket, act: AnyAct, until: float | None, holder: str) -
                 with contextlib.suppress(TimeoutError):
                     lines.readline()
                 return None
-            case "out":
-                click.echo(event.text, nl=False)
-            case "err":
-                click.echo(event.text, nl=False, err=True)
+            case "out" | "err" as kind:
+                with contextlib.suppress(BrokenPipeError):  # of `| head`
+                    click.echo(event.text, nl=False, err=kind == "err")
             case "answer":
                 return event.answer
             case "left":

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -169,9 +170,10 @@ def _guard(mesh: Mesh, action: Callable[[], Answer]) -> Answer:
     except RanksInterrupted as error:
         return Answer(failure=str(error), code=130)
     except CellmeshError as error:
-        is_new = mesh.rank_set.session.dead_ranks and "heal" not in str(error)
-        advice = f"; `cellmesh heal {mesh.name}` replaces dead ranks" if is_new else ""
-        return Answer(failure=f"{error}{advice}", code=1)
+        text = re.sub("%dist_(heal|status|logs)", rf"cellmesh \1 {mesh.name}", str(error))
+        if mesh.rank_set.session.dead_ranks and "heal" not in text:
+            text += f"; `cellmesh heal {mesh.name}` replaces dead ranks"
+        return Answer(failure=text, code=1)
 
 
 def _perform(mesh: Mesh, act: AnyAct, caller: Caller) -> Answer:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,13 +167,23 @@ def test_a_guest_waits_for_its_turn_and_the_holder_is_shown_a_line(
     mine = held[0].submit_cell(GATED.format(str(gate)) + "\norder = ['mine']", sink=recorder)
     recorder.wait_for_line("in")
     guest = begin("exec", "dev", "--ranks", "0", "order.append('guest'); print(order)")
-    while "runs: order.append" not in (line := capfd.readouterr().err):
+    while len(held.runs) < 2:
         assert guest.poll() is None
+        time.sleep(0.02)
+    line = capfd.readouterr().err
     assert f"`cellmesh exec` (process {guest.pid}) runs: order.append('guest'); print(" in line
     assert "time.sleep(0.02)" in run("stacks", "dev", "--ranks", "0")[1]
     gate.touch()
     assert finish(guest) == (0, "[0] ['mine', 'guest']\n", "")
     mine.result()
+    # `| head` reads no more than a line, and the cell runs once all the same.
+    code = "order += ['cut']\nfor i in range(20000): print(i)"
+    with begin("exec", "dev", "--ranks", "0", code) as cut:
+        wait_for_text(cut, "0")
+        assert cut.stdout is not None
+        cut.stdout.close()
+    assert cut.returncode == 0
+    assert held[0].pull("order") == ["mine", "guest", "cut"]
     assert run_json("exec", "dev", "1 / 0")["groups"][0]["exception"]["type"] == (
         "ZeroDivisionError"
     )

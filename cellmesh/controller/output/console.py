@@ -5,6 +5,7 @@ In a terminal, each finished progress bar has its own line; running bars share o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import re
@@ -91,8 +92,9 @@ class ConsoleSink:
             self._has_status = False
             self._write("stdout", "\r\x1b[K")
         file = self._file(stream)
-        file.write(text)
-        file.flush()
+        with contextlib.suppress(BrokenPipeError):  # as of `| head`
+            file.write(text)
+            file.flush()
 
     def _file(self, stream: str) -> TextIO:
         """Return the file of a stream, or one that drops all text if the stream is closed."""
