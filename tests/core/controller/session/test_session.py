@@ -18,6 +18,7 @@ import zmq
 from cellmesh.controller.core.core import Change, Core
 from cellmesh.controller.session.connection import Connection
 from cellmesh.controller.session.launch.local import LocalAgent
+from cellmesh.controller.session.life import Life
 from cellmesh.controller.session.link import Link
 from cellmesh.controller.session.runs import Runs
 from cellmesh.controller.session.session import Session
@@ -28,6 +29,7 @@ from cellmesh.wire.codec import at_agent_from_controller
 from cellmesh.wire.curve import KeyPair, new_keys
 from cellmesh.wire.host import Process
 from cellmesh.wire.hosts import Host
+from cellmesh.wire.messages import StartFailed
 from cellmesh.wire.status import ReadHost
 from cellmesh.wire.ticket import new_key
 
@@ -94,6 +96,13 @@ class Owner(Mock):
 @pytest.fixture
 def owner() -> Owner:
     return Owner()
+
+
+def test_a_start_without_file_descriptors_says_how_to_get_more() -> None:
+    life = Life("mesh", 8, None, None)
+    problem = "cannot fork 8 ranks: [Errno 24] Too many open files"
+    life.note(Change("stopping", StartFailed("host", problem)))
+    assert str(life.explain_start(60, "")).startswith(f"{problem}. `ulimit -n 4096` in the shell")
 
 
 def start_link(owner: Owner) -> tuple[Link, int]:
