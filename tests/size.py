@@ -145,7 +145,7 @@ FEATURES = (
     ),
     Feature(
         "scripts",
-        260,
+        195,
         "controller/script.py workers/rank/script.py",
     ),
     Feature(
