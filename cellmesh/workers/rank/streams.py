@@ -48,8 +48,9 @@ _MAX_TEXT = 1000
 # it does not: the same on all ranks, as the agent merges equal messages at little cost.
 _MORE_FOLLOWS_S = 0.005
 _MAX_ANSWERS = 16
+# How long a process that is to be started waits for the agent at most, and how often it looks.
+_READ_S, _LOOK_S = 0.5, 0.0005
 # Python's audit events of calls that start processes.
-_READ_S = 0.05  # how long a process that is to be started waits for the agent at most
 _STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen")
 
 # Variables by which matplotlib and plotly, as they are imported, choose to show in a notebook. On a
@@ -163,7 +164,7 @@ class Pump:
                 self.flush()
                 until = time.monotonic() + _READ_S
                 while self.num_unread() and time.monotonic() < until:
-                    time.sleep(_READ_S / 100)
+                    time.sleep(_LOOK_S)
 
         sys.addaudithook(hear)
 
