@@ -178,8 +178,8 @@ class Shells:
         return ""
 
     def misfit(self, needs: Needs, environment: Mapping[str, str]) -> str:
-        """Return a property or a variable that differs for a mesh, or a module that the project's
-        ranks do not import; "" if the mesh can be forked from this process.
+        """Return a property or a variable that differs for a mesh, or a module whose package the
+        project's ranks do not import; "" if the mesh can be forked from this process.
         """
         for name in sorted(self.conditions.keys() | needs.conditions.keys()):
             if self.conditions.get(name) != needs.conditions.get(name):
@@ -189,10 +189,13 @@ class Shells:
             is_read = name in Watched.asked or name.startswith(read)
             if is_read and self.environment.get(name) != environment.get(name):
                 return name
+        # A list that is full has lost modules to newer ones.
+        packages = {name.partition(".")[0] for name in needs.learned}
         for name in sorted(self.learned):
-            module = sys.modules.get(name.partition(".")[0])
+            package = name.partition(".")[0]
+            module = sys.modules.get(package)
             spec = module and module.__spec__
-            if name not in needs.learned or (spec and spec.origin != needs.found.get(spec.name)):
+            if package not in packages or (spec and spec.origin != needs.found.get(spec.name)):
                 return name
         return ""
 

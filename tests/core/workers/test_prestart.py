@@ -106,6 +106,7 @@ def test_conditions_and_modules_of_other_projects_matter() -> None:
     own = {"msgspec": __import__("msgspec").__file__}
     more = ("msgspec.json", "another")
     assert misfit(shells, {}, learned=more, found=own) == ""
+    assert misfit(shells, {}, learned=("msgspec.yaml",), found=own) == ""
     assert misfit(shells, {}, learned=more, found={"msgspec": "/beside.py"}) == "msgspec.json"
     assert misfit(shells, {}, learned=("another",), found=own) == "msgspec.json"
     assert "msgspec.json" in shells.take(StartMesh("", b"", {}))
