@@ -329,9 +329,9 @@ class Signals:
         return [self._received.popleft() for _ in range(len(self._received))]
 
     def _receive(self, number: int, _frame: object) -> None:
-        if self.are_raised:
-            raise Stopped(number)
         self.put(number)
+        if self.are_raised:  # Python drops what is raised within a callback
+            raise Stopped(number)
 
 
 def execute(launch: Launch) -> int:
@@ -573,10 +573,17 @@ def chosen_streams(
 
 
 def _log_directory(base: str) -> Path:
-    """Make the directory of a launch as torchrun does: DIR/none_x1y2z3."""
+    """Make the directory of a launch as torchrun does: DIR/none_x1y2z3.
+
+    Raises:
+        MeshUsageError: it cannot be made there.
+    """
     import tempfile
 
     if not base:
         return Path(tempfile.mkdtemp(prefix="none_", dir=tempfile.mkdtemp(prefix="cellmesh_")))
-    os.makedirs(base, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="none_", dir=base))
+    try:
+        os.makedirs(base, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="none_", dir=base))
+    except OSError as error:
+        raise MeshUsageError(f"--log-dir {base} cannot be written: {error.strerror}") from None

@@ -203,12 +203,13 @@ def write_whole(descriptor: int, data: bytes) -> None:
 
 
 def status_of(ended: Mapping[int, Any]) -> int:
-    """Return the exit status for ranks that have ended a script: that of the first that failed.
+    """Return the exit status for ranks that have ended a script: that of the first that failed, or
+    else of the first that was released, as from a rank that has ended early.
 
     Args:
         ended: rank -> the message with which it ended, in the order of arrival.
     """
-    statuses = [_status(verb) for verb in ended.values() if not is_released(verb)]
+    statuses = map(_status, sorted(ended.values(), key=is_released))
     return next((status for status in statuses if status), 0)
 
 

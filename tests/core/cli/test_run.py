@@ -115,6 +115,7 @@ def test_the_status_is_that_of_the_first_rank_that_failed_itself() -> None:
     assert status_of({0: done, 1: Died(1, "exited with code 3", "")}) == 3
     assert status_of({0: Died(0, "was killed by SIGSEGV", ""), 1: released}) == 139
     assert status_of({0: Died(0, "ended", "")}) == 1
+    assert status_of({1: done, 0: released}) == 1  # rank 1 has ended before a collective
 
 
 def test_the_last_line_names_who_failed_and_who_waited() -> None:
