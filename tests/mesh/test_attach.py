@@ -280,3 +280,13 @@ def test_messages_are_neither_lost_nor_doubled_for_any_cut(
     for rank in (0, 1):
         shown = [text for ranks, text in recorder.lines() if rank in ranks]
         assert shown == [str(i) for i in range(50)]
+
+
+def test_a_cell_that_is_sent_between_an_attach_and_a_detach_runs(leased: cm.Mesh) -> None:
+    leased.detach()
+    visited = attach("leased")
+    visited.submit_cell("kept = -1")
+    visited.detach()
+    again = attach("leased")
+    assert again.pull("kept") == {0: -1, 1: -1}
+    again.stop()

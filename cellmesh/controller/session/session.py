@@ -430,6 +430,8 @@ class Session:
                 "this mesh has no lease, so it would end: start it with `--lease 30m` "
                 "(cellmesh.start(..., lease_s=1800)), or end it with `%dist_stop`"
             )
+        if (recovery := self.recovery()) is not None:
+            recovery.wait(_ANSWER_S)  # else ranks would never receive the runs that wait for it
         self._link.post(lambda core, now: core.detach())
         if not self.life.wait(lambda: False, _ANSWER_S, lambda: None):
             raise HostError(
