@@ -66,6 +66,11 @@ class Stdin:
         self._unread: bytes | None = None  # was read for a request that was cancelled
         self._is_reading = False
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a rank waits for input."""
+        return bool(self._asked)
+
     def ask(self, rank: int, request: int) -> None:
         """Answer a rank's request once there is input, without waiting for it."""
         with self._lock:
@@ -132,6 +137,8 @@ class ScriptPrinter(Printer):
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
         """Add a message of these ranks, as `Printer.feed` does."""
         if type(verb) is InputRequest and verb.is_raw:
+            super().feed(ranks, verb, now)  # ends the line of a prompt
+            self.show(now, everything=True)
             self._stdin.ask(ranks[0], verb.request)
         elif type(verb) is InputCancelled:
             self._stdin.cancel()
@@ -152,6 +159,10 @@ class ScriptPrinter(Printer):
                 del self._begun[key]
                 self._write(key[1], text.encode(errors="surrogateescape"))
         super().show(now, everything)
+
+    def status(self, text: str, now: float | None = None) -> None:
+        """Show a status line, except while the user may be typing an answer on it."""
+        super().status("" if self._stdin.is_asked else text, now)
 
     def settle(self, ranks: Ranks, verb: Any, now: float, is_shown: bool = True) -> None:
         """Record how these ranks ended the run. The ranks have printed their tracebacks, and a line

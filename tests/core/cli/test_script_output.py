@@ -129,3 +129,12 @@ def test_standard_input_is_read_when_a_script_asks(keyboard: int) -> None:
     os.close(keyboard)
     ask((0,), InputRequest(1, 10, "", is_raw=True), 0)
     assert answers.get(timeout=5) == ({0: 10}, "", True)
+
+
+def test_a_prompt_is_shown_before_the_answer(keyboard: int) -> None:
+    screen = Screen()
+    screen.feed(0, "name? ")
+    screen.printer.feed((0,), InputRequest(1, 7, "", is_raw=True), 0)
+    assert screen.take() == "[0] name? \n"
+    os.write(keyboard, b"a\n")
+    assert screen.replies.get(timeout=5) == ({0: 7}, "a\n", False)
