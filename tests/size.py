@@ -70,7 +70,7 @@ FEATURES = (
     ),
     Feature(
         "mesh, ranks and runs",
-        1083,
+        1155,
         "controller/",
     ),
     Feature(
@@ -80,12 +80,12 @@ FEATURES = (
     ),
     Feature(
         "session",
-        983,
+        1037,
         "controller/session/",
     ),
     Feature(
         "attach",
-        331,
+        374,
         "wire/attach.py controller/session/attach.py controller/session/living.py",
     ),
     Feature(
@@ -146,7 +146,7 @@ FEATURES = (
     Feature(
         "scripts",
         195,
-        "controller/script.py workers/rank/script.py",
+        "workers/rank/script.py",
     ),
     Feature(
         "input and debugger",
@@ -249,7 +249,7 @@ FEATURES = (
     Feature(
         "commands on a living mesh",
         510,
-        "controller/acts.py controller/session/guests.py cli/remote.py cli/finding.py",
+        "controller/acts.py controller/session/guests.py cli/remote.py",
     ),
     Feature(
         "cellmesh run",  # options, output and end of a script, in place of torchrun

@@ -32,12 +32,11 @@ from ..controller.acts import (
     perform,
 )
 from ..controller.output.console import ConsoleSink
-from ..controller.session.attach import attach
+from ..controller.session.attach import attach, find_mesh
 from ..controller.session.guests import ANSWER_S, NAME, Event, Request
 from ..controller.session.living import FoundMesh
 from ..errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ..wire.host import host_name
-from .finding import find_mesh
 from .rendering import as_json
 
 # How long a process that has just begun to hold a mesh may take to accept guests.

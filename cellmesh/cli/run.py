@@ -443,9 +443,8 @@ def _start(launch: Launch) -> tuple[Mesh, Callable[[], object]]:
 
 
 def _attach(launch: Launch) -> tuple[Mesh, Callable[[], object]]:
-    from ..controller.session.attach import attach
+    from ..controller.session.attach import attach, find_mesh
     from ..controller.session.standing import describe_runs
-    from .finding import find_mesh
 
     while not (found := find_mesh(launch.on)).is_free:
         if not launch.waits:
@@ -467,7 +466,7 @@ def _attach(launch: Launch) -> tuple[Mesh, Callable[[], object]]:
 def _submit(mesh: Mesh, launch: Launch, signals: Signals) -> Run[Any]:
     from ..controller.output.console import ConsoleSink, Unremarked
     from ..controller.output.fold import HOLD_HOSTS_S, HOLD_S
-    from ..controller.script import submit_script
+    from ..controller.rank_set import submit_script
     from .script_output import LogFiles, ScriptPrinter, Stdin, write_whole
 
     broken: list[StreamName] = []
@@ -523,7 +522,7 @@ def _await_end(run: Run[Any], mesh: Mesh, launch: Launch, signals: Signals) -> i
     Returns:
         The number of the first signal that this process has received; 0 without one.
     """
-    from ..controller.script import signal_ranks
+    from ..controller.rank_set import signal_ranks
     from ..wire.ranks import describe_ranks
 
     ended_by, due = 0, float("inf")

@@ -15,13 +15,12 @@ from pygments.token import Token  # type: ignore[import-untyped]
 from traitlets.config import Config
 
 from ..controller.mesh import Mesh
-from ..controller.session.attach import attach
+from ..controller.session.attach import attach, find_mesh
 from ..errors import CellmeshError, MeshUsageError
 from ..magics.commands import Commands
 from ..magics.extension import load
 from ..wire.host import format_span
 from ..wire.ranks import format_ranks
-from .finding import find_mesh
 
 
 class _Prompts(Prompts):

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError
 from ..wire.codec import Frame
 from ..wire.limits import SEGMENT_BYTES
-from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Work
+from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Signal, Work
 from ..wire.modules import loaded
 from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
-from ..wire.verbs import RunCall
+from ..wire.verbs import RunCall, RunScript
+from .core.requests import control
 from .output.calling_cell import current_sink
 from .output.console import Sink, Unremarked
 from .output.fold import HOLD_HOSTS_S, HOLD_S
@@ -173,3 +175,37 @@ def dump_names(names: Mapping[str, Any], reducer: Reducer | None = None) -> tupl
         for name, value in names.items():  # to name the value in the error
             dumps(value, name, reducer)
         raise
+
+
+def submit_script(
+    rank_set: RankSet,
+    path: str,
+    argv: Sequence[str] = (),
+    *,
+    is_module: bool = False,
+    is_shared: bool = False,
+    keeps: bool = False,
+    is_terminal: bool = False,
+    printer: Printer | None = None,
+) -> Run[Any]:
+    """Run a script on ranks as their ``__main__``, without waiting for its end.
+
+    Args:
+        rank_set: the ranks.
+        path: path of the script, or name of the module, as in `RunScript`.
+        argv: arguments of the script.
+        is_module, is_shared, keeps, is_terminal: as in `RunScript`.
+        printer: shows the output; None for the calling notebook cell or the console.
+
+    Raises:
+        NoMeshError: the mesh has ended.
+        RankDied: one of the ranks is dead.
+    """
+    work = RunScript(0, path, tuple(argv), is_module, is_shared, keeps, is_terminal)
+    return rank_set.start(work, path if is_module else Path(path).name, printer=printer)
+
+
+def signal_ranks(rank_set: RankSet, number: int) -> None:
+    """Send a signal to the processes of ranks, whose handlers handle it."""
+    verb, ranks = Signal(number), rank_set.living()
+    rank_set.session.runs.post_if_open(lambda core, now: [control(ranks, verb)])

@@ -18,9 +18,9 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
+from cellmesh.controller.rank_set import signal_ranks, submit_script
 from cellmesh.controller.ranks import Ranks
 from cellmesh.controller.run import Run
-from cellmesh.controller.script import signal_ranks, submit_script
 from cellmesh.wire.messages import Died, Done, describe_place
 from cellmesh.wire.verbs import InputRequest, Output
 
