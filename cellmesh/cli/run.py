@@ -390,7 +390,6 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
     ended_by, is_kept = 0, False
     try:
         run = _submit(mesh, launch, signals)
-        leave_zygote()
         ended_by = _await_end(run, mesh, launch, signals)
         is_kept = launch.keep_s > 0 and run.done() and ended_by in (0, signal.SIGINT)
         ended = run.outcomes()
@@ -408,6 +407,7 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
     finally:
         signals.are_raised = False
         mesh.detach() if launch.on or is_kept else mesh.rank_set.session.stop(is_hurried=True)
+        leave_zygote()  # not before: its imports would take the script's time
     if ended_by == signal.SIGPIPE:  # else the interpreter complains at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     elif is_kept:
