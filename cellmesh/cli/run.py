@@ -509,6 +509,9 @@ def _submit(mesh: Mesh, launch: Launch, signals: Signals) -> Run[Any]:
         is_shared=bool(launch.on),
         keeps=bool(launch.keep_s or launch.is_interactive),
         is_terminal=not any(is_raw.values()),
+        is_joined=all(is_raw.values())
+        and not (files or any(hidden.values()))
+        and os.path.sameopenfile(1, 2),
         printer=printer,
     )
     run.on_end(signals.news.report)

@@ -132,7 +132,7 @@ class ScriptPrinter(Printer):
         self._write, self._stdin = write, stdin
         self._raw, self._hidden = raw, hidden or {}
         self._logs = logs
-        self._begun: dict[Key, tuple[float, str]] = {}  # beginnings of lines, and since when
+        self._begun: dict[Key, tuple[float, bytes]] = {}  # beginnings of lines, and since when
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
         """Add a message of these ranks, as `Printer.feed` does."""
@@ -143,21 +143,22 @@ class ScriptPrinter(Printer):
         elif type(verb) is InputCancelled:
             self._stdin.cancel()
         elif type(verb) is Output:
-            self._log(ranks, verb.stream, verb.text)
+            data = verb.data or verb.text.encode(errors="surrogateescape")
+            self._log(ranks, verb.stream, data)
             if shown := self._shown(ranks, verb.stream):
                 if verb.stream not in self._raw:
                     super().feed(shown, verb, now)
                 for rank in shown if verb.stream in self._raw else ():
-                    self._add((rank, verb.stream), verb.text, now)
+                    self._add((rank, verb.stream), data, now)
         else:
             super().feed(ranks, verb, now)
 
     def show(self, now: float, everything: bool = False) -> None:
         """Show the output that is due, or all of it."""
-        for key, (since, text) in [*self._begun.items()]:
+        for key, (since, data) in [*self._begun.items()]:
             if everything or now >= since + LINE_S:
                 del self._begun[key]
-                self._write(key[1], text.encode(errors="surrogateescape"))
+                self._write(key[1], data)
         super().show(now, everything)
 
     def status(self, text: str, now: float | None = None) -> None:
@@ -181,25 +182,25 @@ class ScriptPrinter(Printer):
         folded = super().deadline()
         return min(due if folded is None else [*due, folded], default=None)
 
-    def _add(self, key: Key, text: str, now: float) -> None:
-        """Write a text to its stream, except a last line that has no end yet."""
-        since, before = self._begun.pop(key, (now, ""))
-        text = before + text
-        end = text.rfind("\n") + 1
-        if "\r" in text[end:]:  # a line that is redrawn, as a progress bar
-            end = len(text)
+    def _add(self, key: Key, data: bytes, now: float) -> None:
+        """Write bytes to their stream, except a last line that has no end yet."""
+        since, before = self._begun.pop(key, (now, b""))
+        data = before + data
+        end = data.rfind(b"\n") + 1
+        if b"\r" in data[end:]:  # a line that is redrawn, as a progress bar
+            end = len(data)
         if end:
-            self._write(key[1], text[:end].encode(errors="surrogateescape"))
-        if text[end:]:
-            self._begun[key] = (now if end else since, text[end:])
+            self._write(key[1], data[:end])
+        if data[end:]:
+            self._begun[key] = (now if end else since, data[end:])
 
     def _shown(self, ranks: Ranks, stream: StreamName) -> Ranks:
         return tuple(rank for rank in ranks if stream not in self._hidden.get(rank, ()))
 
-    def _log(self, ranks: Ranks, stream: StreamName, text: str) -> None:
+    def _log(self, ranks: Ranks, stream: StreamName, data: bytes) -> None:
         if self._logs is not None:
             for rank in ranks:
-                self._logs.write(rank, stream, text.encode(errors="surrogateescape"))
+                self._logs.write(rank, stream, data)
 
 
 def write_whole(descriptor: int, data: bytes) -> None:

@@ -186,6 +186,7 @@ def submit_script(
     is_shared: bool = False,
     keeps: bool = False,
     is_terminal: bool = False,
+    is_joined: bool = False,
     printer: Printer | None = None,
 ) -> Run[Any]:
     """Run a script on ranks as their ``__main__``, without waiting for its end.
@@ -194,14 +195,14 @@ def submit_script(
         rank_set: the ranks.
         path: path of the script, or name of the module, as in `RunScript`.
         argv: arguments of the script.
-        is_module, is_shared, keeps, is_terminal: as in `RunScript`.
+        is_module, is_shared, keeps, is_terminal, is_joined: as in `RunScript`.
         printer: shows the output; None for the calling notebook cell or the console.
 
     Raises:
         NoMeshError: the mesh has ended.
         RankDied: one of the ranks is dead.
     """
-    work = RunScript(0, path, tuple(argv), is_module, is_shared, keeps, is_terminal)
+    work = RunScript(0, path, tuple(argv), is_module, is_shared, keeps, is_terminal, is_joined)
     return rank_set.start(work, path if is_module else Path(path).name, printer=printer)
 
 

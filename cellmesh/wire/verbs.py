@@ -109,6 +109,7 @@ class RunScript(WorkVerb, frozen=True):
         keeps: whether the ranks are used afterwards, with the script's names in their namespace.
         is_terminal: whether a terminal shows the output: ``sys.stdout.isatty()``, and progress
             bars are sent as `Bar`, not as text.
+        is_joined: whether standard error is standard output (``2>&1``), so that their order stays.
     """
 
     is_user_code: ClassVar[bool] = True
@@ -122,6 +123,7 @@ class RunScript(WorkVerb, frozen=True):
     is_shared: bool = False
     keeps: bool = False
     is_terminal: bool = False
+    is_joined: bool = False
 
 
 class PostMortem(WorkVerb, frozen=True):
@@ -202,12 +204,14 @@ BarState = Literal["open", "done", "removed"]
 
 class Output(Verb, frozen=True):
     """Text that a rank has printed since its last such message; `run` is -1 if the text belongs to
-    no run.
+    no run. `data` has the bytes of a script that are not those of the text, as they are not UTF-8
+    or end within a character.
     """
 
     run: int
     stream: StreamName
     text: str
+    data: bytes = b""
 
 
 class Skipped(Verb, frozen=True):

@@ -147,11 +147,11 @@ def _make_text_bars(module: types.ModuleType) -> None:
 
 
 def _is_ours(file: Any) -> bool:
-    """Return whether a file object is the rank's stdout or stderr, or tqdm's wrapper of it, to
-    which bars are not drawn as text.
+    """Return whether a file object is the rank's stdout or stderr, or tqdm's wrapper of it, for
+    which bars are sent as such, not drawn as text.
     """
     stream = file if isinstance(file, RankStream) else getattr(file, "_wrapped", None)
-    return isinstance(stream, RankStream) and stream.takes_bars
+    return isinstance(stream, RankStream)
 
 
 def _ignore(text: str) -> None: ...

@@ -27,6 +27,8 @@ rank = int(os.environ["RANK"])
 for word in sys.argv[1:]:
     if word == "print":
         print("rank", rank)
+    elif word == "bytes" and rank == 1:
+        os.write(1, b"\\xff\\xfe\\n")
     elif word == "read":
         print(rank, sys.stdin.read().split())
     elif word == "fail" and rank == 1:
@@ -63,7 +65,8 @@ def _nothing_is_left() -> Iterator[None]:
 
 def run(*words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
     line = [*COMMAND, *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, **more)  # type: ignore[call-overload, no-any-return]
+    more["errors"] = "surrogateescape"
+    return subprocess.run(line, capture_output=True, timeout=LIMIT_S, **more)  # type: ignore[call-overload, no-any-return]
 
 
 def test_output_of_ranks_is_unchanged_in_a_pipe_and_the_status_is_the_first_failures(
@@ -71,18 +74,20 @@ def test_output_of_ranks_is_unchanged_in_a_pipe_and_the_status_is_the_first_fail
 ) -> None:
     logs = tmp_path / "logs"
     options = ["-n", "2", "--log-dir", logs]
-    done = run(*options, script, "print", "read", "fail", "wait", input="a b")
-    assert sorted(done.stdout.splitlines()) == ["0 ['a', 'b']", "1 []", "rank 0", "rank 1"]
+    done = run(*options, script, "print", "bytes", "read", "fail", "wait", input="a b")
+    lines = ["0 ['a', 'b']", "1 []", "rank 0", "rank 1", "\udcff\udcfe"]
+    assert sorted(done.stdout.splitlines()) == lines
     *traceback, last = done.stderr.splitlines()
     assert (traceback[0], traceback[-1]) == (
         "Traceback (most recent call last):",
         "ValueError: no more",
     )
-    assert last.startswith("cellmesh run: rank 1 raised ValueError: no more (train.py:10); rank 0 ")
+    assert last.startswith("cellmesh run: rank 1 raised ValueError: no more (train.py:12); rank 0 ")
     assert last.endswith("released")
     assert done.returncode == 1
     (launch,) = logs.iterdir()
-    assert (launch / "attempt_0/1/stdout.log").read_text() == "rank 1\n1 []\n"
+    log = (launch / "attempt_0/1/stdout.log").read_bytes()
+    assert log == b"rank 1\n\xff\xfe\n1 []\n"
     assert (launch / "attempt_0/1/stderr.log").read_text().endswith("ValueError: no more\n")
     # The second run is forked from the zygote that the first has left.
     died = run("-n", "2", script, "exit", "wait")

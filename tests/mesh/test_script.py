@@ -87,7 +87,10 @@ if __name__ == "__main__":
     subprocess.run(["echo", "a child"])
     os.system("echo another")
     print("after", end="")
-    sys.stdout.buffer.write(b" bytes\\n")
+    sys.stdout.buffer.write(b" bytes \\xff\\xfe\\n")
+    os.write(1, b"of descriptor 1 \\xe2\\n")
+    print("é", end=" ")
+    os.write(1, b"in one line\\n")
     sys.stdout.reconfigure(line_buffering=True)
     if os.fork() == 0:
         print("forked")
@@ -127,15 +130,20 @@ class Recorder(Printer):
 
     def __init__(self, mesh: Ranks, data: bytes = b"") -> None:
         super().__init__(mesh.ranks, ConsoleSink())
-        self.texts: Texts = collections.defaultdict(str)
+        self._bytes: dict[tuple[int, str], bytes] = collections.defaultdict(bytes)
         self.have_printed = threading.Event()
         self._mesh, self._data = mesh, data
+
+    @property
+    def texts(self) -> Texts:
+        texts = {of: data.decode(errors="surrogateescape") for of, data in self._bytes.items()}
+        return collections.defaultdict(str, texts)
 
     def feed(self, ranks: Any, verb: Any, now: float) -> None:
         for rank in ranks:
             if type(verb) is Output:
-                self.texts[rank, verb.stream] += verb.text
-                if {each for each, _ in self.texts} >= {*self._mesh.ranks}:
+                self._bytes[rank, verb.stream] += verb.data or verb.text.encode()
+                if {each for each, _ in self._bytes} >= {*self._mesh.ranks}:
                     self.have_printed.set()
             elif type(verb) is InputRequest:
                 assert verb.is_raw
@@ -179,7 +187,9 @@ def test_script_finds_the_state_that_it_finds_under_torchrun(
     for rank in range(2):
         for stream in ("stdout", "stderr"):
             (log,) = tmp_path.glob(f"logs/*/attempt_0/{rank}/{stream}.log")
-            theirs = _ADDRESS.sub("0x", log.read_text()).replace("theirs", "ours")
+            theirs = _ADDRESS.sub("0x", log.read_text(errors="surrogateescape")).replace(
+                "theirs", "ours"
+            )
             ours = _ADDRESS.sub("0x", texts[rank, stream])
             differing = difflib.unified_diff(theirs.splitlines(), ours.splitlines(), n=0)
             assert not (lines := "\n".join(differing)), lines
@@ -248,9 +258,10 @@ def test_only_rank_0_reads_the_standard_input(fresh: cm.Mesh, tmp_path: Path) ->
 def test_all_output_of_a_script_is_sent(fresh: cm.Mesh, tmp_path: Path) -> None:
     script = tmp_path / "floods.py"
     script.write_text(
-        "import os\nfor n in range(2000):\n    print(n, 'x' * 1000)\nos.system('seq 200000')\n"
+        "import os, sys\nfor n in range(2000):\n"
+        "    print(n, 'x' * 1000, file=(sys.stdout, sys.stderr)[n % 2])\nos.system('seq 200000')\n"
     )
-    _, texts = run(fresh, script)
+    _, texts = run(fresh, script, is_joined=True)
     lines = texts[0, "stdout"].splitlines()
     assert [line.split()[0] for line in lines[:2000]] == [*map(str, range(2000))]
     assert lines[2000:] == [*map(str, range(1, 200_001))]

@@ -240,6 +240,8 @@ class Processes:
     # ---- messages and ends of ranks
 
     def _hear_rank(self, rank: int, frames: Sequence[Frame]) -> None:
+        if self._supervisor.runs_script(rank) and (link := self._links.get(rank)):
+            link.read_pipes()  # else its last text may follow its answer
         now = time.monotonic()
         is_short = len(frames) == 1 and len(frames[0]) < _MAX_HEADER
         header = bytes(frames[0]) if is_short else b""
@@ -309,17 +311,17 @@ class Processes:
             linux_process.is_ending(pid) for pid in needed if pid
         )
 
-    def _hear_text(self, rank: int, stream: StreamName, text: str) -> None:
-        if _NO_HOSTNAME in text:
+    def _hear_text(self, rank: int, stream: StreamName, text: str, data: bytes) -> None:
+        if stream == "stderr" and _NO_HOSTNAME in text:
             lines = text.splitlines(keepends=True)
-            text = "".join(line for line in lines if _NO_HOSTNAME not in line)
-        if not text:
+            text, data = "".join(line for line in lines if _NO_HOSTNAME not in line), b""
+        if not (text or data):
             return
         now = time.monotonic()
         self._printed.add(rank)
         self._piped[rank] = now, self._logs[rank].position()
         self._logs[rank].append(text)
-        self._act(self._supervisor.from_pipe(rank, stream, text, now))
+        self._act(self._supervisor.from_pipe(rank, stream, text, now, data))
 
     def _rank_ended(self, rank: int, pid: int) -> None:
         reason, last_output = self._faults.attempt(lambda: self._bury(rank, pid), ("ended", ""))

@@ -37,7 +37,7 @@ class RankLink:
 
     Args:
         events: the agent's event loop.
-        on_text: receives text from the rank's descriptor 1 or 2.
+        on_text: receives text from the rank's descriptor 1 or 2, and its bytes as in `Output`.
         on_message: receives the messages of its sockets.
         on_broken: called with the error if a socket's stream is invalid, with None if one is
             closed.
@@ -46,13 +46,15 @@ class RankLink:
     def __init__(
         self,
         events: Events,
-        on_text: Callable[[StreamName, str], None],
+        on_text: Callable[[StreamName, str, bytes], None],
         on_message: Callable[[Sequence[Frame]], None],
         on_broken: Callable[[Exception | None], None],
     ) -> None:
         self._events = events
         self._on_text, self._on_message, self._on_broken = on_text, on_message, on_broken
         self._reads: dict[StreamName, int] = {}
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
         self._channels: dict[Channel, QueuedChannel] = {}
         out, err = os.pipe(), os.pipe()
         work, control = socket.socketpair(), socket.socketpair()
@@ -78,10 +80,7 @@ class RankLink:
         """Start to read the rank's sockets and pipes."""
         for stream, number in self._reads.items():
             os.set_blocking(number, False)
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            self._events.add(
-                number, Order.PIPE, functools.partial(self._read_pipe, stream, decoder)
-            )
+            self._events.add(number, Order.PIPE, functools.partial(self._read_pipe, stream))
         for channel in self._channels.values():
             self._events.add(
                 channel.connection.fileno(), Order.SOCKET, functools.partial(self._serve, channel)
@@ -113,10 +112,15 @@ class RankLink:
             self._hear_segments(select.EPOLLIN)
         return self._given.pop(run, None)
 
+    def read_pipes(self) -> None:
+        """Read all that the rank has written to its pipes before a message that has arrived."""
+        for stream in list(self._reads) if self._is_heard else ():
+            self._read_pipe(stream)
+
     def finish(self) -> None:
         """Read the last messages of a rank that has ended, then close its sockets and pipes."""
         for stream in list(self._reads):
-            while self._reads.get(stream) is not None and self._read_pipe(stream, None, 0):
+            while self._reads.get(stream) is not None and self._read_pipe(stream):
                 pass
         for channel in self._channels.values():
             with contextlib.suppress(ProtocolError):
@@ -137,9 +141,7 @@ class RankLink:
             self._segments.close()
         self._given.clear()
 
-    def _read_pipe(
-        self, stream: StreamName, decoder: codecs.IncrementalDecoder | None, event: int
-    ) -> bool:
+    def _read_pipe(self, stream: StreamName, event: int = 0) -> bool:
         """Read one of the rank's pipes once; return whether more may follow."""
         try:
             data = os.read(self._reads[stream], _PIPE_BYTES)
@@ -148,9 +150,8 @@ class RankLink:
         if not data:
             self._close_pipe(stream)
             return False
-        text = decoder.decode(data) if decoder is not None else data.decode(errors="replace")
-        if text:
-            self._on_text(stream, text)
+        text = self._decoders[stream].decode(data)
+        self._on_text(stream, text, b"" if text.encode() == data else data)
         return True
 
     def _close_pipe(self, stream: StreamName) -> None:

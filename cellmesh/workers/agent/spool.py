@@ -306,7 +306,7 @@ def size_of(parcel: Parcel[Any]) -> int:
     verb = parcel.verb.verb if type(parcel.verb) is Ranked else parcel.verb
     match verb:
         case Output():
-            return len(verb.text)
+            return len(verb.text) + len(verb.data)
         case Display():
             return len(verb.bundle)
         case Done() | Failed():

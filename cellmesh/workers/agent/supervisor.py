@@ -350,15 +350,22 @@ class Supervisor:
         state.answer(answers.runs, went_well=True)
         self._merger.add_answers(rank, answers, now)
 
-    def from_pipe(self, rank: int, stream: StreamName, text: str, now: float) -> list[Action]:
-        """Handle text that a rank has written to its descriptor 1 or 2."""
+    def from_pipe(
+        self, rank: int, stream: StreamName, text: str, now: float, data: bytes = b""
+    ) -> list[Action]:
+        """Handle text that a rank has written to its descriptor 1 or 2; `data`: as in `Output`."""
         state = self._ranks[rank]
         run = state.runs[0] if state.runs else state.last_run
         is_whole = run >= 0 and run == state.whole
-        admitted = [Output(run, stream, text)] if is_whole else None
-        for verb in admitted or state.gate.admit(run, stream, text, now):
+        admitted = [Output(run, stream, text, data)] if is_whole else None
+        for verb in admitted or (state.gate.admit(run, stream, text, now) if text else ()):
             self._merger.add(rank, Parcel(verb), now)
         return []
+
+    def runs_script(self, rank: int) -> bool:
+        """Return whether a rank runs a script, or another run whose text is not bounded."""
+        state = self._ranks[rank]
+        return bool(state.runs) and state.runs[0] == state.whole
 
     # ---- orders of the controller
 

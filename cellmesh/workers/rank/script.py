@@ -81,12 +81,20 @@ def _prepare(work: RunScript, context: RankContext, pump: Pump, undo: contextlib
     options = ["-m", work.path] if work.is_module else [work.path]
     folder = "" if work.is_module else os.path.dirname(os.path.realpath(work.path))
     folder = folder or os.getcwd()
+    out, err = sys.stdout, sys.stderr
+    if work.is_terminal:
+        pump.precede_children()
+    else:
+        out, err = _open_plain(1, sys.__stdout__), _open_plain(2, sys.__stderr__)
+    if work.is_joined:
+        undo.callback(os.dup2, undo.enter_context(open(os.dup(2), "wb")).fileno(), 2)
+        os.dup2(1, 2)
     changes: list[tuple[Any, str, Any]] = [
         (pump, "is_whole", True),
         (sys.stdout, "is_terminal", work.is_terminal),
         (sys.stderr, "is_terminal", work.is_terminal),
-        (sys.stdout, "takes_bars", work.is_terminal),
-        (sys.stderr, "takes_bars", work.is_terminal),
+        (sys, "stdout", out),
+        (sys, "stderr", err),
         (sys, "argv", [option, *work.argv]),
         (sys, "orig_argv", [sys.executable, "-u", *options, *work.argv]),
         (sys, "excepthook", sys.__excepthook__),
@@ -96,7 +104,6 @@ def _prepare(work: RunScript, context: RankContext, pump: Pump, undo: contextlib
     ]
     if context.groups.rank == 0:
         changes.append((sys, "stdin", open_script_input(shell.ask)))
-    pump.precede_children()
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
     importlib.invalidate_caches()
@@ -107,8 +114,8 @@ def _prepare(work: RunScript, context: RankContext, pump: Pump, undo: contextlib
             undo.callback(_set_or_drop, names, "__file__", names.get("__file__"))
     else:
         changes += [
-            (sys, "__stdout__", sys.stdout),
-            (sys, "__stderr__", sys.stderr),
+            (sys, "__stdout__", out),
+            (sys, "__stderr__", err),
             (sys, "displayhook", sys.__displayhook__),
             (reduction, "dump", plain_dump),
             (process, "ORIGINAL_DIR", os.getcwd()),
@@ -140,6 +147,15 @@ def _prepare(work: RunScript, context: RankContext, pump: Pump, undo: contextlib
     shell.events.trigger("pre_execute")
 
 
+def _open_plain(descriptor: int, given: Any) -> io.TextIOWrapper:
+    """Return a stream as ``python -u`` opens it, with the encoding of the given one."""
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    vars(raw)["name"] = "<stdout>" if descriptor == 1 else "<stderr>"
+    stream = io.TextIOWrapper(raw, given.encoding, given.errors, "\n", write_through=True)
+    vars(stream)["mode"] = "w"
+    return stream
+
+
 def _execute(work: RunScript) -> None:
     if work.is_module:
         runpy._run_module_as_main(work.path)  # type: ignore[attr-defined]
@@ -167,7 +183,8 @@ def _report(
     on_failing()
     failed = failures.of_script(run, raised, status if isinstance(status, int) else 1)
     if isinstance(status, str):
-        print(status, file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # the script has closed it
+            print(status, file=sys.stderr)
     elif not is_exit:
         tb = skip_machinery(traceback_of(raised))
         remember_error(BaseException.with_traceback(raised, tb))

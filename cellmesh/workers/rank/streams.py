@@ -243,10 +243,9 @@ class RankStream(io.TextIOWrapper):
 
     Attributes:
         is_terminal: whether ``isatty()`` is true.
-        takes_bars: whether progress bars are sent as such, rather than drawn as text.
     """
 
-    is_terminal, takes_bars = False, True
+    is_terminal = False
 
     def __init__(self, name: StreamName, pump: Pump, tracker: RunTracker) -> None:
         self._stream: StreamName = name

@@ -55,6 +55,18 @@ def test_text_is_unchanged_and_at_once_in_a_pipe() -> None:
     assert screen.written == [("stdout", "a\nb\n"), ("stderr", "c\n"), ("stderr", "c\n")]
 
 
+def test_bytes_that_are_no_text_are_unchanged_in_a_pipe_and_in_log_files(tmp_path: Path) -> None:
+    written: list[bytes] = []
+    logs = LogFiles(tmp_path, {0: ["stdout"]})
+    screen = Screen(raw=["stdout"], logs=logs)
+    screen.printer._write = lambda stream, data: written.append(data)
+    for text, data in (("\ufffd", b"\xff\xc3"), ("é\n", b"\xa9\n"), ("end", b"")):
+        screen.printer.feed((0,), Output(1, "stdout", text, data), 0)
+    screen.printer.finish(0)
+    assert b"".join(written) == b"\xff\xc3\xa9\nend"
+    assert (tmp_path / "attempt_0/0/stdout.log").read_bytes() == b"\xff\xc3\xa9\nend"
+
+
 def test_lines_of_ranks_do_not_mix_unless_they_stay_unfinished() -> None:
     screen = Screen(raw=["stdout"])
     screen.feed(0, "step", 0.0)

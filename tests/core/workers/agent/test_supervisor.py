@@ -115,6 +115,18 @@ def test_descriptor_output_of_a_script_is_not_bounded() -> None:
     assert not any(isinstance(verb, Skipped) for verb in said)
 
 
+def test_bytes_of_a_script_that_are_no_text_are_passed_on() -> None:
+    supervisor = started()
+    supervisor.from_pipe(0, "stdout", "", 0.0, b"\xc3")  # belongs to no run
+    supervisor.relay(Relay((0,), "work", 1, 1, is_whole=True), (b"",))
+    assert supervisor.runs_script(0)
+    supervisor.from_pipe(0, "stdout", "", 0.0, b"\xc3")
+    done(supervisor, 0, 1)
+    assert not supervisor.runs_script(0)
+    said = [ranked.verb for ranked in up(supervisor.tick(LATER))]
+    assert said == [Output(1, "stdout", "", b"\xc3"), Done(1)]
+
+
 # ---- deaths
 
 
