@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import hmac
 import io
-import os
 import queue
 import socket
-import struct
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...errors import CellmeshError
+from ...wire.waiting import is_own_peer
 from ..acts import Answer, AnyAct, Caller, perform
 from ..mesh import Mesh
 from ..output.console import ConsoleSink
@@ -35,7 +34,6 @@ _REQUEST_S, ANSWER_S = 5.0, 10.0
 # Output that waits for a guest which does not read; more is left out.
 _MAX_BYTES = 64 << 20
 _LONG_S = 1e9
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -72,20 +70,23 @@ def accept_guests(mesh: Mesh, visits: bool = False) -> None:
     """
     path = Path(mesh.rank_set.session.ticket.directory) / NAME
     listener = socket.socket(socket.AF_UNIX)
-    with contextlib.suppress(OSError):  # the disk is full, or the mesh has ended: no guests then
+    try:
         path.unlink(missing_ok=True)
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen()
+    except OSError:  # the disk is full, or the mesh has ended: no guests then
+        listener.close()
+        return
 
-        def meet() -> bool:
-            guest, _ = listener.accept()
-            threading.Thread(
-                target=_serve, args=(mesh, guest, visits), name="cellmesh-guest", daemon=True
-            ).start()
-            return True
+    def meet() -> bool:
+        guest, _ = listener.accept()
+        threading.Thread(
+            target=_serve, args=(mesh, guest, visits), name="cellmesh-guest", daemon=True
+        ).start()
+        return True
 
-        mesh.rank_set.session.watch(listener, meet)
+    mesh.rank_set.session.watch(listener, meet)
 
 
 @dataclass
@@ -142,14 +143,11 @@ class _Stream(io.TextIOBase):
 def _serve(mesh: Mesh, guest: socket.socket, visits: bool) -> None:
     """Carry out the act of one guest."""
     with guest, contextlib.suppress(OSError, ValueError, CellmeshError):
-        credentials = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         guest.settimeout(_REQUEST_S)
         with guest.makefile("rb") as lines:
             request = msgspec.json.decode(lines.readline(), type=Request)
         key = mesh.rank_set.session.ticket.key
-        if _CREDENTIALS.unpack(credentials)[1] != os.getuid() or not hmac.compare_digest(
-            request.key, key
-        ):
+        if not is_own_peer(guest) or not hmac.compare_digest(request.key, key):
             return
         guest.settimeout(None)
         act = request.act
