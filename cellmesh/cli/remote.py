@@ -211,11 +211,16 @@ def exec_command(
     """
     if file is None:
         name, code = _split(words, "code", "'print(rank)'")
-        source = sys.stdin.read() if code == "-" else code
+        source = sys.stdin.buffer.read() if code == "-" else os.fsencode(code)
     else:
         (name,) = words[:1] or (None,)
-        source = file.read().decode(errors="surrogateescape")
-    act = Exec(source=source, ranks=ranks, at=at, timeout_s=timeout_s, is_recorded=wants_json)
+        source = file.read()
+    try:
+        text = source.decode()
+    except UnicodeDecodeError as error:
+        line = source.count(b"\n", 0, error.start) + 1
+        raise MeshUsageError(f"line {line} of the code is not UTF-8") from None
+    act = Exec(source=text, ranks=ranks, at=at, timeout_s=timeout_s, is_recorded=wants_json)
     _show(carry_out(name, act), wants_json)
 
 

@@ -59,6 +59,12 @@ def working_directory() -> Path:
         ) from error
 
 
+def find_project(start: Path) -> Path | None:
+    """Return the nearest directory with a ``pyproject.toml``, among this one and its parents."""
+    places = (start, *start.parents)
+    return next((place for place in places if (place / "pyproject.toml").is_file()), None)
+
+
 def read_project_options(start: Path) -> dict[str, Any]:
     """Read the ``[tool.cellmesh]`` table of the nearest ``pyproject.toml``.
 
@@ -71,12 +77,10 @@ def read_project_options(start: Path) -> dict[str, Any]:
     Raises:
         MeshUsageError: the file does not parse, or the table has a key that is not an option.
     """
-    for directory in (start, *start.parents):
-        path = directory / "pyproject.toml"
-        if path.is_file():
-            break
-    else:
+    project = find_project(start)
+    if project is None:
         return {}
+    path = project / "pyproject.toml"
     import tomllib  # only if there is such a file
 
     try:

@@ -18,6 +18,7 @@ from ..wire.preload import (
 )
 from ..wire.verbs import Imports
 from .kernel import own_kernel
+from .options import find_project
 
 # Imports that take this long on each rank are worth a line; and the least time of a module in it.
 _LONG_S = 1.0
@@ -39,8 +40,7 @@ def _own_project() -> str:
     if own_kernel() is None and script is not None and not is_command:
         return os.path.abspath(script)
     here = Path.cwd()
-    places = (place for place in (here, *here.parents) if (place / "pyproject.toml").is_file())
-    return str(next(places, here))
+    return str(find_project(here) or here)
 
 
 def learned_modules(path: Path) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
             raise MeshUsageError(f"{part.strip()!r} runs backwards: write {high}-{low}")
         if high >= world_size:
             raise MeshUsageError(
-                f"there is no rank {high}: the mesh has {world_size}, 0-{world_size - 1}"
+                f"there is no rank {high}: the mesh has {describe_ranks(range(world_size))}"
             )
         found.update(range(low, high + 1))
     return tuple(sorted(found))

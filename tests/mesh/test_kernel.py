@@ -248,7 +248,7 @@ def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
     ("code", "words"),
     [
         ("%%dist --rnks 1\npass", "Did you mean --ranks"),
-        ("%%dist --ranks 9\npass", "no rank 9: the mesh has 3, 0-2"),
+        ("%%dist --ranks 9\npass", "no rank 9: the mesh has ranks 0-2"),
         ("%dist_mesh dp=2", "makes 2 ranks, and the mesh has 3"),
         ("%dist_push alhpa", "did you mean 'alpha'"),
         ("%dist_pull x --gather --all", "--gather and --reduce take all ranks"),

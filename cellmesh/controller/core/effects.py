@@ -161,18 +161,20 @@ def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:
     )
 
 
-def tell_empty(ranks: Iterable[int], subject: str = "") -> str:
+def tell_empty(ranks: Iterable[int], subject: str = "", num_ranks: int = 0) -> str:
     """Return a clause which says that the namespaces of replaced ranks are empty, and which command
     fills them.
 
     Args:
         ranks: the replaced ranks.
         subject: the clause's subject; "" for a pronoun.
+        num_ranks: number of ranks of the mesh, if all may be new; then nothing fills them.
     """
     new = set(ranks)
     source = next(rank for rank in range(len(new) + 1) if rank not in new)
     it, verb = ("it", "is") if len(new) == 1 else ("they", "are")
-    return f"{subject or it} {verb} new and empty (`%dist_heal --from {source}` copies from a rank)"
+    how = f" (`%dist_heal --from {source}` copies from a rank)" * (source != num_ranks)
+    return f"{subject or it} {verb} new and empty{how}"
 
 
 def describe_healing(report: HealReport) -> str:

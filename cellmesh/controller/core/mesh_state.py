@@ -344,4 +344,4 @@ class MeshState:
             return []
         alike = group_ranks(endings)
         text = "; ".join(f"{describe_ranks(ranks)} {ending}" for ending, ranks in alike.items())
-        return [Note(run, f"{text}; {tell_empty(endings)}")]
+        return [Note(run, f"{text}; {tell_empty(endings, num_ranks=self.num_ranks)}")]

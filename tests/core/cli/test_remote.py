@@ -44,6 +44,12 @@ def test_a_command_without_a_mesh_says_in_one_line_how_to_get_one(
     assert (done.exit_code, done.stdout, done.stderr) == (1, "", f"Error: {error}\n")
 
 
+def test_code_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(b"x = 1\n'\xe4'\n")
+    done = CliRunner().invoke(main, ["exec", "-f", str(tmp_path / "a.py")])
+    assert (done.exit_code, done.stderr) == (1, "Error: line 2 of the code is not UTF-8\n")
+
+
 def test_a_mesh_whose_agent_has_ended_is_named_as_such(root: Path) -> None:
     put(root, "ghost")
     done = CliRunner().invoke(main, ["exec", "ghost", "1"])

@@ -54,7 +54,7 @@ REFUSED = {
     **dict.fromkeys(NO_SETS, r"write it like 0,2-3 \(ranks are 0-7\)"),
     **dict.fromkeys(
         ["8", "0-8", "0,9", "0-99999999999999999999"],
-        r"there is no rank \d+: the mesh has 8, 0-7",
+        r"there is no rank \d+: the mesh has ranks 0-7",
     ),
     "0,3-1": "'3-1' runs backwards: write 1-3",
 }
