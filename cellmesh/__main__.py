@@ -1,6 +1,16 @@
 """Runs the ``cellmesh`` command, as ``python -m cellmesh``."""
 
-from .cli.main import main
+import sys
+
+
+def run() -> None:
+    """Run the command; Ctrl-C during its imports ends it without a traceback."""
+    try:
+        from .cli.main import main
+    except KeyboardInterrupt:
+        sys.exit(130)
+    main()
+
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -253,7 +253,7 @@ FEATURES = (
     ),
     Feature(
         "cellmesh run",  # options, output and end of a script, in place of torchrun
-        565,
+        610,
         "cli/run.py cli/torchrun.py cli/script_output.py",
     ),
     Feature(

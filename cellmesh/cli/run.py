@@ -13,12 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from ..controller.news import News
-from ..controller.options import parse_duration, read_project_options, working_directory
+from ..controller.options import (
+    find_project,
+    parse_duration,
+    read_project_options,
+    working_directory,
+)
 from ..errors import MeshUsageError, did_you_mean
 from ..magics.options import START_OPTIONS
 from ..wire.environment import VISIBLE
@@ -34,8 +39,13 @@ _GRACE_S = 30.0
 # How often a wait looks at other conditions than those that are reported.
 _LOOK_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# In place of a signal: a file has changed that is watched.
-_CHANGED = -1
+# In place of a signal: a file has changed that is watched; output cannot be written (status 1).
+_CHANGED, _UNWRITABLE = -1, 1 - 128
+_INTERRUPTS = (signal.SIGINT, _CHANGED)
+# timeout(1) sends its signal to the process, and at once to the process's group.
+_TWICE_S = 0.5
+# Files of a project that are watched besides Python's.
+_SETTINGS = (".json", ".toml", ".yaml", ".yml")
 _BOTH: tuple[StreamName, ...] = ("stdout", "stderr")
 # Options of a start that do not suit a script, or have another name here (--keep).
 _LEFT_OUT = ("num_ranks", "lease_s", "auto_heal")
@@ -93,7 +103,7 @@ class Script:
             raise MeshUsageError(f"there is no script {self.target}{near}") from None
         except OSError as error:
             raise MeshUsageError(f"{path} cannot be read: {error.strerror}") from None
-        except (UnicodeDecodeError, ValueError):
+        except ValueError:
             raise MeshUsageError(f"{path} is no Python source") from None
         except SyntaxError as error:
             if error.lineno is None:  # of its encoding
@@ -181,7 +191,9 @@ def read_launch(
             )
     elif num_ranks is None and not {*start, *project} & {*("mesh", "hosts", "launch", "num_ranks")}:
         num_ranks = 1  # as torchrun's
-    return Launch(
+    if given.get("watch") and given.get("keep"):
+        raise MeshUsageError("--watch starts ranks for each run, and --keep keeps them: choose one")
+    launch = Launch(
         Script(words[0], tuple(words[1:]), bool(given.get("module"))),
         num_ranks,
         start,
@@ -198,6 +210,9 @@ def read_launch(
         grace_s=given.get("shutdown_timeout", _GRACE_S),
         watches=bool(given.get("watch")),
     )
+    if num_ranks is not None:
+        chosen_streams(launch, num_ranks)  # raises, before ranks start
+    return launch
 
 
 def _count_gpus(chosen: str | None, environment: Mapping[str, str]) -> int:
@@ -356,10 +371,11 @@ def _run_again_and_again(launch: Launch, signals: Signals) -> int:
         raise MeshUsageError(
             "--watch needs the package watchfiles: pip install 'cellmesh[watch]'"
         ) from None
-    folder = launch.script.folder
+    folder = find_project(launch.script.folder) or launch.script.folder
+    files = watchfiles.PythonFilter(extra_extensions=_SETTINGS)
 
     def watch() -> None:
-        for _ in watchfiles.watch(folder, watch_filter=watchfiles.PythonFilter()):
+        for _ in watchfiles.watch(folder, watch_filter=files):
             signals.put(_CHANGED)
 
     threading.Thread(target=watch, name="cellmesh-watch", daemon=True).start()
@@ -373,7 +389,7 @@ def _run_again_and_again(launch: Launch, signals: Signals) -> int:
         while not ended_by:
             signals.are_raised = False
             _echo(f"ended with status {status}; waits for a change in {folder}")
-            ended_by = next(iter(signals.take(lambda: False, None)))
+            ended_by = max(signals.take(lambda: False, None))  # a signal rather than a change
         if ended_by != _CHANGED:
             return 128 + ended_by
 
@@ -394,7 +410,7 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
         is_kept = launch.keep_s > 0 and run.done() and ended_by in (0, signal.SIGINT)
         ended = run.outcomes()
         status = 128 + ended_by if ended_by else status_of(ended)
-        if status and ended_by not in (signal.SIGPIPE, _CHANGED):
+        if status and ended_by not in (signal.SIGPIPE, _UNWRITABLE, _CHANGED):
             _echo(describe_end(ended) or f"stopped by {signal.Signals(ended_by).name}")
         if launch.is_interactive and ended_by in (0, signal.SIGINT):
             from .shell import run_shell
@@ -408,7 +424,7 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
         signals.are_raised = False
         mesh.detach() if launch.on or is_kept else mesh.rank_set.session.stop(is_hurried=True)
         leave_zygote()  # not before: its imports would take the script's time
-    if ended_by == signal.SIGPIPE:  # else the interpreter complains at its exit
+    if ended_by in (signal.SIGPIPE, _UNWRITABLE):  # else the interpreter complains at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     elif is_kept:
         _echo(f"the ranks live on: `cellmesh shell {mesh.name}`, or `%dist_attach {mesh.name}`")
@@ -475,10 +491,11 @@ def _submit(mesh: Mesh, launch: Launch, signals: Signals) -> Run[Any]:
         try:
             write_whole(_BOTH.index(stream) + 1, data)
         except OSError as error:  # the reader has gone, or the disk is full
-            if not isinstance(error, BrokenPipeError) and not broken:
+            is_pipe = isinstance(error, BrokenPipeError)
+            if not is_pipe and not broken:
                 _echo(f"{stream} cannot be written: {error.strerror}")
             broken.append(stream)
-            signals.put(signal.SIGPIPE)
+            signals.put(signal.SIGPIPE if is_pipe else _UNWRITABLE)
 
     ranks, session = range(len(mesh)), mesh.rank_set.session
     is_raw = {name: launch.is_raw or not os.isatty(_BOTH.index(name) + 1) for name in _BOTH}
@@ -523,26 +540,28 @@ def _await_end(run: Run[Any], mesh: Mesh, launch: Launch, signals: Signals) -> i
     """Wait for the end of a script, and pass signals on to its ranks.
 
     Returns:
-        The number of the first signal that this process has received; 0 without one.
+        The number of the signal that has ended it, as `react` chooses; 0 without one.
     """
     from ..controller.rank_set import signal_ranks
     from ..wire.ranks import describe_ranks
 
-    ended_by, due = 0, float("inf")
-    while not run.done():
+    ended_by, since, due, is_over = 0, 0.0, float("inf"), False
+    while not is_over:
+        is_over = run.done()  # output may have failed just before
         for number in signals.take(run.done, _LOOK_S):
-            if number == signal.SIGPIPE:
-                return ended_by or number
-            if ended_by and not launch.on:
-                return ended_by  # the second signal: the end of the mesh kills the ranks
-            ended_by, due = ended_by or number, time.monotonic() + launch.grace_s
-            if number in (signal.SIGINT, _CHANGED) or launch.on:
+            now = time.monotonic()
+            ended_by, step = react(ended_by, number, now - since, bool(launch.on))
+            if step == "leave":
+                return ended_by
+            if step:
+                since, due = now, now + launch.grace_s
+            if step == "interrupt":
                 run.interrupt()
-            else:
+            elif step == "signal":
                 signal_ranks(mesh.rank_set, number)
         if run.failed_ranks():
             due = min(due, time.monotonic() + launch.grace_s)
-        if time.monotonic() > due and not launch.on:
+        if time.monotonic() > due and not (launch.on or is_over):
             left = describe_ranks(run.waiting_ranks())
             _echo(f"{left} did not end within {launch.grace_s:g} s: killed")
             return ended_by
@@ -550,6 +569,31 @@ def _await_end(run: Run[Any], mesh: Mesh, launch: Launch, signals: Signals) -> i
 
 
 # ---- decisions
+
+
+def react(
+    first: int, number: int, since_s: float, is_shared: bool
+) -> tuple[int, Literal["", "interrupt", "signal", "leave"]]:
+    """Return the signal that ends a script, and the step to take, after a signal has arrived. To
+    leave kills the ranks that belong to the script.
+
+    Args:
+        first: the signal that ends the script so far; 0 for none.
+        number: the signal that has arrived.
+        since_s: time since the last step, in seconds.
+        is_shared: whether the ranks are those of a living mesh (``--on``), where a second interrupt
+            kills those that resist.
+    """
+    if number in (signal.SIGPIPE, _UNWRITABLE):
+        return first or number, "leave"
+    is_copy = number == first != signal.SIGINT and since_s < _TWICE_S
+    if first and (number == _CHANGED or is_copy):
+        return first, ""
+    if first == _CHANGED:  # the script is interrupted already, and its user wants no other run
+        return number, "" if is_shared else "leave"
+    if first and not is_shared:
+        return first, "leave"
+    return first or number, "interrupt" if is_shared or number in _INTERRUPTS else "signal"
 
 
 def chosen_streams(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -64,7 +65,7 @@ class Stdin:
         self._lock = threading.Lock()
         self._asked: dict[int, int] = {}  # rank -> the request that waits
         self._unread: bytes | None = None  # was read for a request that was cancelled
-        self._is_reading = False
+        self._wake: int | None = None  # an eventfd that ends the wait of the thread that reads
 
     @property
     def is_asked(self) -> bool:
@@ -77,22 +78,36 @@ class Stdin:
             self._asked = {rank: request}
             if self._unread is not None:
                 self._answer(self._unread)
-            elif not self._is_reading:
-                self._is_reading = True
-                threading.Thread(target=self._read, name="cellmesh-stdin", daemon=True).start()
+            elif self._wake is None:
+                self._wake = os.eventfd(0)
+                threading.Thread(
+                    target=self._read, args=(self._wake,), name="cellmesh-stdin", daemon=True
+                ).start()
 
     def cancel(self) -> None:
         """Keep the next input for a later request."""
         with self._lock:
             self._asked = {}
 
-    def _read(self) -> None:
-        data = b""
-        with contextlib.suppress(OSError):  # it is closed, or the terminal is gone
-            data = os.read(0, 1 << 16)
+    def stop(self) -> None:
+        """Leave the input to others, as the run has ended."""
         with self._lock:
-            self._is_reading = False
-            self._answer(data)
+            self._asked = {}
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
+
+    def _read(self, wake: int) -> None:
+        data, poll = b"", select.poll()
+        poll.register(0, select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        is_stopped = wake in dict(poll.poll())
+        with contextlib.suppress(OSError):  # it is closed, or the terminal is gone
+            data = b"" if is_stopped else os.read(0, 1 << 16)
+        with self._lock:
+            os.close(wake)
+            self._wake = None
+            if not is_stopped:
+                self._answer(data)
 
     def _answer(self, data: bytes) -> None:
         asked, self._asked = self._asked, {}
@@ -174,6 +189,7 @@ class ScriptPrinter(Printer):
     def finish(self, now: float, is_raised: bool = False) -> None:
         """Record that all ranks have ended the run; their threads may still print."""
         self.show(now, everything=True)
+        self._stdin.stop()
         super().finish(now, is_raised)
 
     def deadline(self) -> float | None:
@@ -204,14 +220,17 @@ class ScriptPrinter(Printer):
 
 
 def write_whole(descriptor: int, data: bytes) -> None:
-    """Write all of these bytes to a file descriptor. Blocks.
+    """Write all of these bytes to a file descriptor. Blocks, also if the descriptor does not.
 
     Raises:
-        BrokenPipeError: its reader has gone.
+        OSError: its reader has gone, or its disk is full.
     """
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:  # an editor or node has given it
+            select.select((), (descriptor,), ())
 
 
 def status_of(ended: Mapping[int, Any]) -> int:
@@ -229,9 +248,11 @@ def _status(verb: Any) -> int:
     if type(verb) is Done:
         return 0
     if type(verb) is Failed:
-        return verb.status or 1
+        return 130 if verb.type_name == "KeyboardInterrupt" else verb.status or 1
     if found := re.search(r"exited with code (\d+)", verb.reason):
         return int(found[1])
+    if found := re.search(r"by signal (\d+)", verb.reason):  # one that has no name
+        return 128 + int(found[1])
     found = re.search(r"\bSIG[A-Z0-9]+", verb.reason)
     return 128 + signal.Signals[found[0]] if found and found[0] in signal.Signals.__members__ else 1
 
@@ -244,4 +265,5 @@ def describe_end(ended: Mapping[int, Any]) -> str:
     # The exceptions of scripts have no payloads, so that none of torch's is imported here.
     exceptions = {rank: exception_of(rank, Parcel(verb)) for rank, verb in failed.items()}
     outcomes = {rank: Parcel(verb) for rank, verb in ended.items()}
-    return summarize(exceptions, outcomes) if failed else ""
+    text = summarize(exceptions, outcomes) if failed else ""
+    return text.replace("interrupted in the cell", "interrupted")

@@ -49,7 +49,7 @@ _REFUSED: Mapping[str, str] = {
     "duplicate_stderr_filters": "filter the files of --log-dir, as with grep",
     "numa_binding": "start torchrun for it, or bind in the script (torch.numa)",
     "virtual_local_rank": "each rank sees all GPUs (--gpus chooses them), and takes LOCAL_RANK's",
-    "signals_to_handle": "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on",
+    "signals_to_handle": "SIGINT interrupts the script; SIGTERM, SIGHUP and SIGQUIT are passed on",
 }
 FLAGS = ("no_python", "virtual_local_rank", "standalone", "run_path")
 # All options of torchrun's that need no further mention in the help.

@@ -113,6 +113,10 @@ class Failures:
         stopped.__cause__ = error
         return stopped
 
+    def is_stopped(self, run: int) -> bool:
+        """Return whether a run was interrupted or released."""
+        return self._stop_of(run) is not None
+
     def of_script(self, run: int, error: BaseException, status: int) -> ScriptFailed:
         """Return an exception that describes the one that a script has raised, without holding its
         frames.

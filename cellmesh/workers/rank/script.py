@@ -174,7 +174,7 @@ def _report(
     that describes it, without its frames, or None for an exit with status 0.
     """
     seen = failures.as_seen(run, raised)
-    if issubclass(type(seen), KeyboardInterrupt):
+    if issubclass(type(seen), KeyboardInterrupt) and failures.is_stopped(run):
         return seen
     is_exit = issubclass(type(raised), SystemExit)
     status = status_of(raised) if is_exit else 1

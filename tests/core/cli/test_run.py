@@ -12,6 +12,7 @@ from cellmesh.cli.run import (
     Launch,
     Script,
     chosen_streams,
+    react,
     read_launch,
     run,
 )
@@ -62,6 +63,8 @@ def test_a_living_mesh_takes_no_options_of_a_start() -> None:
     for line in ("-n 4", "--backend gloo", "--keep 30m"):
         with pytest.raises(MeshUsageError, match="--on dev runs on ranks that are there"):
             launch(f"--on dev {line} train.py")
+    with pytest.raises(MeshUsageError, match="--watch starts ranks for each run, and --keep"):
+        launch("--watch --keep 30m train.py")
     with pytest.raises(MeshUsageError, match=r"name a script: cellmesh run -n 4 train\.py"):
         launch("-n 4")
 
@@ -98,7 +101,25 @@ def test_streams_go_where_torchrun_writes_them() -> None:
     assert streams("--log-dir d") == ({0: both, 1: both}, {})
     assert streams("-r 1") == ({0: {"stdout"}, 1: {"stdout"}}, {0: {"stdout"}, 1: {"stdout"}})
     assert streams("-r 3 -t 0:2") == ({0: both, 1: both}, {0: {"stdout"}, 1: both})
-    assert streams("--local-ranks-filter 1") == ({}, {0: both})
+    assert streams("-n 2 --local-ranks-filter 1") == ({}, {0: both})
+    for line, message in (("-t 9", "--tee 9: say 1"), ("--local-ranks-filter 7", "is no rank 7")):
+        with pytest.raises(MeshUsageError, match=message):
+            launch(f"-n 2 {line} train.py")  # before ranks start
+
+
+def test_steps_at_signals() -> None:
+    ctrl_c, term, change = 2, 15, -1
+    assert react(0, ctrl_c, 9, False) == (ctrl_c, "interrupt")
+    assert react(0, term, 9, False) == (term, "signal")
+    assert react(0, term, 9, True) == (term, "interrupt")
+    for is_shared, again in ((False, "leave"), (True, "interrupt")):
+        assert react(ctrl_c, ctrl_c, 0, is_shared) == (ctrl_c, again)
+        assert react(term, term, 0, is_shared) == (term, ""), "timeout(1) sends two"
+        assert react(term, term, 5, is_shared) == (term, again)
+        assert react(change, change, 5, is_shared) == (change, "")
+    assert react(change, ctrl_c, 0, False) == (ctrl_c, "leave"), "and not another run"
+    assert react(change, ctrl_c, 0, True) == (ctrl_c, ""), "a second interrupt would kill ranks"
+    assert react(0, 13, 9, True) == (13, "leave")
 
 
 def failed(text: str, line: int = 3, **more: Any) -> Failed:
@@ -114,6 +135,8 @@ def test_the_status_is_that_of_the_first_rank_that_failed_itself() -> None:
     )
     assert status_of({0: done, 1: Died(1, "exited with code 3", "")}) == 3
     assert status_of({0: Died(0, "was killed by SIGSEGV", ""), 1: released}) == 139
+    assert status_of({0: Died(0, "was killed by signal 35", "")}) == 163
+    assert status_of({0: Failed(1, "KeyboardInterrupt", "", "", 1)}) == 130
     assert status_of({0: Died(0, "ended", "")}) == 1
     assert status_of({1: done, 0: released}) == 1  # rank 1 has ended before a collective
 
@@ -125,3 +148,5 @@ def test_the_last_line_names_who_failed_and_who_waited() -> None:
         "released; rank 2 finished"
     )
     assert describe_end({0: Done(1)}) == ""
+    ended = {0: Failed(1, "KeyboardInterrupt", "interrupted in the cell", "", 3)}
+    assert describe_end(ended) == "rank 0 raised KeyboardInterrupt: interrupted (line 3)"
