@@ -100,11 +100,16 @@ def in_terminal(*words: str | Path) -> Iterator[tuple[int, int]]:
     """The process of a run in a terminal of its own, and the terminal's other end."""
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         os.execv(sys.executable, [*COMMAND, *map(str, words)])
     try:
         yield pid, terminal
     finally:
         os.close(terminal)
+        with contextlib.suppress(ChildProcessError):  # it has ended
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def read_until(terminal: int, text: str) -> str:

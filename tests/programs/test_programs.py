@@ -70,7 +70,7 @@ def run_as_script(program: Program, notebook: Notebook, folder: Path) -> Losses:
         notebook,
         f"%dist_restart\nimport importlib, os\nmesh.run(os.chdir, {str(folder)!r})\n"
         # Exported scripts, which quote these lines, are searched for the package's name.
-        "scripts = importlib.import_module(type(mesh).__module__.replace('.mesh', '.script'))\n"
+        "scripts = importlib.import_module(type(mesh).__module__.replace('.mesh', '.rank_set'))\n"
         f"scripts.submit_script(mesh.rank_set, {script}).result()",
     )
     return results_of(notebook)

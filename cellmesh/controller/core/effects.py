@@ -161,14 +161,14 @@ def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:
     )
 
 
-def tell_empty(ranks: Iterable[int], subject: str = "", num_ranks: int = 0) -> str:
+def tell_empty(ranks: Iterable[int], subject: str = "", num_ranks: int | None = None) -> str:
     """Return a clause which says that the namespaces of replaced ranks are empty, and which command
     fills them.
 
     Args:
         ranks: the replaced ranks.
         subject: the clause's subject; "" for a pronoun.
-        num_ranks: number of ranks of the mesh, if all may be new; then nothing fills them.
+        num_ranks: number of ranks of the mesh, if all may be new (nothing fills them then).
     """
     new = set(ranks)
     source = next(rank for rank in range(len(new) + 1) if rank not in new)

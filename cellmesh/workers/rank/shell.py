@@ -129,8 +129,8 @@ class RankShell(InteractiveShell):
         """
         try:
             execute_file(os.path.abspath(fname), where[0])
-        except SystemExit:
-            if not exit_ignore:
+        except SystemExit as error:
+            if status_of(error) != 0 and not exit_ignore:
                 raise
 
     def safe_run_module(self, mod_name: Any, where: dict[str, Any]) -> None:
