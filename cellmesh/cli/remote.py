@@ -315,7 +315,7 @@ def logs(words: tuple[str, ...], num_lines: int, wants_json: bool) -> None:
 @_ranks
 @_json
 def interrupt(name: str | None, ranks: str, wants_json: bool) -> None:
-    """Interrupt all that ranks of a mesh run, whoever has sent it, and wait for its end.
+    """Interrupt the runs of all ranks, those of other processes too, and wait for their end.
 
     \b
     Examples:
