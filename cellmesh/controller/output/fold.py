@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...wire.messages import Failed
 from ...wire.verbs import Display, DisplayKind, InputRequest, Output, Skipped, StreamName
@@ -40,8 +40,7 @@ HOLD_DISPLAY_S = 0.3
 _STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):  # is hashed many times
     """A whole line of text that ranks printed, without its newline."""
 
     stream: StreamName
@@ -145,8 +144,9 @@ class Folder:
     ) -> None:
         self._running = set(ranks)
         self._hold_s = hold_s
-        self._folds_numbers = folds_numbers
-        self._queues: RankQueues[Item] = RankQueues(_is_trace)
+        self._queues: RankQueues[Item] = RankQueues(
+            _is_trace, _keys_of if folds_numbers else lambda rank, item: ()
+        )
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._partial_since: dict[tuple[int, StreamName], float] = {}
         self._canvases: dict[tuple[int, StreamName], Canvas] = {}
@@ -209,17 +209,12 @@ class Folder:
         """
         self._close_finished_live()
         self._vacate(self._passed(), now)
+        if self._queues and self._queues.agree(self._running):
+            ranks, rows = self._queues.take_common()
+            self._ready += [_join(ranks, row) for row in rows]
         while ranks := self._choose(now, everything):
-            taken = self._queues.take(ranks)
-            first = taken[0].item
-            if all(queued.item == first for queued in taken):
-                ids = tuple(queued.display_id for queued in taken)
-                self._ready.append(Block(ranks, first, ids))
-            else:
-                lines = [queued.item for queued in taken if isinstance(queued.item, Line)]
-                alike = AlikeLines(tuple(zip(ranks, lines, strict=True)))
-                self._ready.append(Block(ranks, alike))
-            self._is_buried = bool(self._live)
+            self._ready.append(_join(ranks, self._queues.take(ranks)))
+        self._is_buried = bool(self._live) and (self._is_buried or bool(self._ready))
         self._update_live(now, everything)
         ready, self._ready = self._ready, []
         return ready
@@ -399,10 +394,7 @@ class Folder:
     def _queue(self, ranks: Ranks, item: Item, now: float, display_id: str = "") -> None:
         show_by = now + _hold_s(item, self._hold_s)
         for rank in ranks:
-            keys: tuple[Hashable, ...] = ()
-            if self._folds_numbers and isinstance(item, Line):
-                keys = alike_keys(rank, item.stream, item.text)
-            self._queues.append(rank, Queued(item, now, show_by, display_id, keys))
+            self._queues.append(rank, Queued(item, now, show_by, display_id))
 
     def _choose(self, now: float, everything: bool) -> Ranks:
         """Return the ranks whose first items are equal or can be joined, and are to be shown next;
@@ -418,6 +410,19 @@ class Folder:
         if len({self._queues.first(rank) for rank in alike}) >= MIN_LINES and ranks[0] in alike:
             return alike
         return ranks
+
+
+def _join(ranks: Ranks, taken: Sequence[Queued[Item]]) -> Block:
+    """Return the block with the first items of these ranks, which are equal or can be joined."""
+    first = taken[0].item
+    if all(queued.item == first for queued in taken):
+        return Block(ranks, first, tuple(queued.display_id for queued in taken))
+    lines = [queued.item for queued in taken if isinstance(queued.item, Line)]
+    return Block(ranks, AlikeLines(tuple(zip(ranks, lines, strict=True))))
+
+
+def _keys_of(rank: int, item: Item) -> tuple[Hashable, ...]:
+    return alike_keys(rank, item.stream, item.text) if isinstance(item, Line) else ()
 
 
 def _is_trace(item: Item) -> bool:

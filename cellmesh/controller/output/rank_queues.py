@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import collections
 import heapq
-from collections.abc import Callable, Hashable
+import itertools
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -28,7 +29,7 @@ class Queued(Generic[T]):
         arrived_at: time of its arrival.
         show_by: latest time to show it, even if other ranks have not printed it.
         display_id: the rank's own id of a display.
-        keys: items with a common key may be joined.
+        keys: items with a common key may be joined; set once the item is its rank's first.
     """
 
     item: T
@@ -69,10 +70,15 @@ class RankQueues(Generic[T]):
     Args:
         is_last: returns whether an item is its rank's last, so that it may wait for equal items
             while other ranks print.
+        keys_of: returns the keys of a rank's item.
     """
 
-    def __init__(self, is_last: Callable[[T], bool]) -> None:
-        self._is_last = is_last
+    def __init__(
+        self,
+        is_last: Callable[[T], bool],
+        keys_of: Callable[[int, T], tuple[Hashable, ...]] = lambda rank, item: (),
+    ) -> None:
+        self._is_last, self._keys_of = is_last, keys_of
         self._queues: dict[int, collections.deque[Queued[T]]] = {}
         self._heads: dict[T, _Heads] = {}
         self._alike: dict[Hashable, dict[int, None]] = {}  # key -> ranks whose first item has it
@@ -135,6 +141,36 @@ class RankQueues(Generic[T]):
             self._order.clear()
             self._due.clear()
         return taken
+
+    def take_common(self) -> tuple[Ranks, Sequence[Sequence[Queued[T]]]]:
+        """Remove and return the items with which all queues begin in common, and the ranks, if this
+        is a flood: the items that follow are counted again, at a cost of `LOOK_AHEAD` items each.
+        """
+        if len(self._heads) != 1:
+            return (), ()
+        queues = dict(sorted(self._queues.items()))
+        rows = [
+            *itertools.takewhile(
+                lambda row: all(each.item == row[0].item for each in row),
+                zip(*queues.values(), strict=False),
+            )
+        ]
+        if len(rows) <= LOOK_AHEAD:
+            return (), ()
+        for counts in (self._heads, self._alike, self._windows, self._num_ahead):
+            counts.clear()
+        self._order.clear()
+        self._due.clear()
+        for rank, queue in queues.items():
+            for _ in rows:
+                queue.popleft()
+            for queued in itertools.islice(queue, LOOK_AHEAD):
+                self._enter(rank, queued.item)
+            if queue:
+                self._lead(rank, queue[0])
+            else:
+                del self._queues[rank]
+        return tuple(queues), rows
 
     def due_at(self) -> float:
         """Return the time by which one of the queues' first items must be shown; infinite without
@@ -217,6 +253,7 @@ class RankQueues(Generic[T]):
 
     def _lead(self, rank: int, queued: Queued[T]) -> None:
         """Record that an item has become the first in a rank's queue."""
+        queued.keys = self._keys_of(rank, queued.item)
         self._heads.setdefault(queued.item, _Heads()).add(rank)
         for key in queued.keys:
             self._alike.setdefault(key, {})[rank] = None

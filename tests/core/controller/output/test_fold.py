@@ -126,6 +126,16 @@ def test_an_odd_line_in_every_step_unfolds_none(odd: int) -> None:
     assert screen.text == [f"[{odd}] odd", "[0-3] step"]
 
 
+def test_a_flood_is_folded_as_single_lines_are() -> None:
+    lines = [f"{n}\n" for n in range(200)]
+    odd = [*lines[:90], "odd\n", *lines[90:]]
+    flood = screen_of(3, (0, "".join(lines)), (1, "".join(odd)), (2, "".join(lines[:150])))
+    flood.play((2, "".join(lines[150:])))
+    flood.finish()
+    shown = [f"[0-2] {line[:-1]}" for line in lines]
+    assert flood.text == [*shown[:90], "[1] odd", *shown[90:]]
+
+
 PRINTS = st.lists(
     st.tuples(
         st.sets(st.sampled_from(ALL), min_size=1),
