@@ -39,6 +39,9 @@ from .transitions import RECOVERY, RecoveryEvent, RecoveryPhase, Transition, add
 HEAL_S, ABANDON_S = 60.0, 5.0
 # How long a heal waits for a failed run after the release of its ranks, and for ranks' answers.
 PATIENCE_S = 5.0
+# How long a heal waits for the ranks of a host that has returned, which still execute a run that has
+# ended for the controller: they are interrupted, and may have waited for data all the time.
+RETURN_S = 30.0
 MAX_ATTEMPTS = 3
 
 
@@ -237,6 +240,7 @@ class Recovery:
         self._mesh.held |= dict.fromkeys(found, -1)
         self._mesh.spare(found)
         self._must_heal = True
+        self._patience_ends = now + RETURN_S
         return self.begin(now)
 
     def respawn_failed(self, ranks: tuple[int, ...], text: str, now: float) -> list[Effect]:
@@ -376,7 +380,7 @@ class Recovery:
         # A rank may answer between the end of a run, which it has sent, and its next wait for work.
         settled = {r for r, s in states.items() if s.run < 0 or s.run in self._mesh.pending}
         # On a busy machine ranks may be late to answer.
-        if self._waiting and living - settled and now < self._patience_ends:
+        if living - settled and now < self._patience_ends:
             return self.on("no answer", now)
         idle = {rank for rank, state in states.items() if state.run < 0} & living
         for rank in idle:
@@ -527,7 +531,7 @@ class Recovery:
 
     def _add_request(self, request: int, now: float) -> None:
         due = [run.settle_at for run in self._mesh.pending.values() if run.settle_at is not None]
-        self._patience_ends = max([now, *due]) + PATIENCE_S
+        self._patience_ends = max(self._patience_ends, max([now, *due]) + PATIENCE_S)
         self._waiting.append(request)
 
     def _can_wait_for(self, ranks: set[int], now: float) -> bool:
@@ -540,6 +544,7 @@ class Recovery:
 
     def _answer(self, report: HealReport) -> list[Effect]:
         requests, self._waiting = self._waiting, []
+        self._stop_asking(0.0)
         return [Answer(request, report) for request in requests]
 
     def _tell_calm(self, text: str) -> list[Effect]:

@@ -8,7 +8,8 @@ Therefore (`cut_gloo`)
 
 - a group is cut when no data is in flight; data in flight arrives soon, as gloo reads all of it,
   whether an operation waits for it or not;
-- the group's connections stay open for a while, and are read, so that sending peers get no error.
+- the group's connections stay open, and are read, until all ranks have cut theirs: the operation of
+  a peer that writes to a closed connection waits forever, too.
 
 Connections of a group are those that appeared while the group was made. NCCL's communicators are
 aborted.
@@ -41,7 +42,9 @@ _TCP_INFO_BYTES, _TCP_COUNTERS = 136, slice(120, 136)
 # How long connections must be quiet: without unsent bytes, and with some.
 _QUIET_S, _STALLED_S = 0.05, 0.5
 _LONGEST_S, _LOOK_S = 3.0, 0.005
-_HOLD_S, _DRAIN_STEP_S = 5.0, 0.002
+# How long a cut connection is kept if its peer does not close it, and how often that is looked for;
+# a peer may be out of reach for some time, and write again then.
+_HOLD_S, _DRAIN_STEP_S = 600.0, 0.05
 _AT_ONCE = timedelta(milliseconds=1)
 _NO_TAG = 2**31 - 7  # a tag that no sender uses
 # Texts of gloo and NCCL when a connection ends during an operation, and of the mesh's store when a
@@ -179,18 +182,19 @@ class KeptConnections:
     def _serve(self) -> None:
         while True:
             self._holds.wait()
+            poll = select.poll()
             with self._lock:
                 now = time.monotonic()
                 self._close([one for one, until in self._descriptors.items() if until < now])
                 if not self._descriptors:
                     self._holds.clear()
-                    continue
-                poll = select.poll()
                 for descriptor in self._descriptors:
                     poll.register(descriptor, select.POLLIN)
-                for descriptor, _ in poll.poll(0):
-                    self._read(descriptor)
-            time.sleep(_DRAIN_STEP_S)
+            ready = poll.poll(1000 * _DRAIN_STEP_S)
+            with self._lock:
+                for descriptor, _ in ready:
+                    if descriptor in self._descriptors:
+                        self._read(descriptor)
 
     def _read(self, descriptor: int) -> None:
         connection = socket.socket(fileno=descriptor)

@@ -445,7 +445,8 @@ class Groups:
         self.ledger.forget_operations()
         self.ledger.mark()
         healing = self._meet(generation, participants, models)
-        self.ledger.kept.let_go()  # all participants have cut their connections
+        if len(participants) == self.world_size:
+            self.ledger.kept.let_go()  # all ranks have cut their connections
         self._agree(list(healing.states.values()))
         made: list[str] = []
         # In the same order on all ranks, so that no two wait for each other in different groups.

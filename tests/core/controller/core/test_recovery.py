@@ -108,8 +108,10 @@ CASES = {
         @1.1 0 fail 1; drive -> ...dead 1""",
     "a heal: waits for a returned rank that leaves an ended run": """2 ranks settle_s=0.0
         host of 1 lost; drive; @1 1 returns -> probe 0-1
+        0 answers; 1 answers in 77 -> probe 0-1
         heal -> -
-        0 answers; 1 answers in 77 -> probe 0-1""",
+        @20 0 answers; 1 answers in 77 -> probe 0-1
+        all answer -> heal 0-1""",
     "while examining: a rank that dies is left out": """3 ranks
         run 1 on 0-2; 0-2 fail 1; 0,2 answer; 1 dies; drive; calm""",
     "while examining: a rank that never answers costs a second": """2 ranks
