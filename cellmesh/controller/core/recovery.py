@@ -39,8 +39,8 @@ from .transitions import RECOVERY, RecoveryEvent, RecoveryPhase, Transition, add
 HEAL_S, ABANDON_S = 60.0, 5.0
 # How long a heal waits for a failed run after the release of its ranks, and for ranks' answers.
 PATIENCE_S = 5.0
-# How long a heal waits for the ranks of a host that has returned, which still execute a run that has
-# ended for the controller: they are interrupted, and may have waited for data all the time.
+# How long a heal waits for the ranks of a host that has returned: those that still execute a run,
+# which has ended for the controller, are interrupted.
 RETURN_S = 30.0
 MAX_ATTEMPTS = 3
 
