@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.scripts``: in each round, torchrun and cellmesh run the same files in turn,
 with the same number of ranks, one thread each, and output into pipes. `first` finds no process that
-waits; for `again`, the runs before have left one, which is idle and has imported what they have.
+waits; for `again`, the first has left one, which is idle and has imported what that one has.
 The 20 s of imports are a module that sleeps 20 s when it is imported, in a folder that is named
 `site-packages` on PYTHONPATH, as installed modules only are imported before a fork: with real
 modules, the ranks of torchrun would also compete for the cores.
@@ -139,8 +139,6 @@ def _in_turn(script: Path, num_ranks: int, has_on: bool = False) -> Sample:
         "first_s": _took_s(_cellmesh, *run),
     }
     _wait_for_calm()
-    _cellmesh(*run)  # leaves another process, as the first run has imported more than that one
-    _wait_for_calm()
     sample["again_s"] = _took_s(_cellmesh, *run)
     if has_on:
         _cellmesh("start", str(num_ranks), "--name", "on")
@@ -157,9 +155,17 @@ def _wait_for_calm() -> None:
         pids = [each for pid in waiting for each in (pid, *descendants(pid))]
         before_s = sum(map(cpu_s, pids))
         time.sleep(1)
-        if sum(map(cpu_s, pids)) - before_s < 0.02:
+        is_idle = sum(map(cpu_s, pids)) - before_s < 0.02
+        if is_idle and not any(map(_imports, pids)):  # a module that sleeps uses no CPU
             return
     raise RuntimeError("a process that waits for the next run is busy for a minute")
+
+
+def _imports(pid: int) -> bool:
+    """Whether a process is a zygote's copy that imports modules."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"cellmesh-preloads\0")
+    return False
 
 
 def _loop() -> Sample:
