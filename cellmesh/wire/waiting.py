@@ -27,15 +27,13 @@ class Needs(msgspec.Struct, frozen=True):
 
     Attributes:
         conditions: properties that a process inherits -> their values, as text.
-        learned: modules that the project's ranks import.
-        found: packages of these -> their files, as the mesh would find them.
-        list_path: list of the project (`preload`).
+        sys_path: the mesh's search path of modules.
+        list_path: list of the project (`preload`); "" without one.
         ignored: signals that the mesh's processes ignore.
     """
 
     conditions: Mapping[str, str]
-    learned: tuple[str, ...]
-    found: Mapping[str, str | None]
+    sys_path: tuple[str, ...]
     list_path: str
     ignored: tuple[int, ...]
 
@@ -76,20 +74,6 @@ def address(directory: int, name: str) -> str:
 def name_socket(zygote: Process, num_modules: int = -1) -> str:
     """Return the name of a zygote's socket (`WaitingSocket`)."""
     return f"{_place()}.{num_modules}.{zygote.pid}.{zygote.ticks}"
-
-
-def note_socket(directory: int, zygote: Process, num_modules: int | None) -> None:
-    """Rename a zygote's socket to another number of modules, and note that it was used now; or
-    remove it for None.
-    """
-    with contextlib.suppress(OSError):
-        for each in find_sockets(directory):
-            if each.process == zygote and num_modules is None:
-                os.unlink(each.name, dir_fd=directory)
-            elif each.process == zygote:
-                name = name_socket(zygote, num_modules or 0)
-                os.rename(each.name, name, src_dir_fd=directory, dst_dir_fd=directory)
-                os.utime(name, dir_fd=directory)
 
 
 def find_sockets(directory: int) -> list[WaitingSocket]:

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from ..wire.host import Process, started_ticks
 from ..wire.marks import READY, StartMesh
 from ..wire.preload import read_preloads
 from ..wire.process import wait_readable
-from ..wire.waiting import Needs, is_own_peer, note_socket
+from ..wire.waiting import Needs, find_sockets, is_own_peer, name_socket
 from .agent import (
     agent,  # noqa: F401  (imports the agent's modules before the agent is forked)
     guardian,
@@ -63,20 +64,17 @@ _READ_BY_LIBRARIES = (
 _NOT_COMPARED = SET_BY_MESH | {*SET_BY_TORCH, "OMP_NUM_THREADS", "TERM"}
 
 
-def main(descriptor: str, kernel_pid: str, keep_ms: str, argument: str, *_: str) -> None:
-    """Run the background process, which `wire.process` has started: import torch, then fork meshes
-    on request.
+def main(argument: str, *_: str) -> None:
+    """Run the background process, which `controller.session.launch.prestart` has started: import
+    torch, then fork meshes on request.
 
     Args:
-        descriptor: connection to the kernel, or socket to listen on for shells.
-        kernel_pid: process id of the kernel; 0 for the zygote of shells.
-        keep_ms: how long it waits for a request while none of its meshes runs.
         argument: marks the process in its command line.
     """
     plan = json.loads(Path("/proc/self/fd/0").read_bytes())
-    server, shells, kernel = socket.socket(fileno=int(descriptor)), None, []
+    server, shells, kernel = socket.socket(fileno=plan["server"]), None, []
     server.set_inheritable(False)
-    if owner_pid := int(kernel_pid):
+    if owner_pid := plan["kernel_pid"]:
         try:
             # Only during the imports, as this also takes effect when the parent's starting thread
             # ends.
@@ -89,7 +87,7 @@ def main(descriptor: str, kernel_pid: str, keep_ms: str, argument: str, *_: str)
     else:
         os.set_inheritable(plan["directory"], False)
         made_in = plan["conditions"], dict(os.environ)
-        shells = Shells(plan["directory"], *made_in, lists={plan["list_path"]})
+        shells = Shells(plan["directory"], *made_in, plan["list_path"], {*plan["learned"]})
     name_process("cellmesh-waits")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_policy(os.SCHED_BATCH)  # while the kernel runs cells; ranks could not undo a nice value
@@ -100,21 +98,17 @@ def main(descriptor: str, kernel_pid: str, keep_ms: str, argument: str, *_: str)
     sys.modules[f"{__package__}.rank.main"].choose_displays()
     os.chdir("/")
     sys.stdout.flush()  # else each fork would write the buffer
-    stages = list_stages(plan["learned"]) if plan["is_preloaded"] else []
+    stages = list_stages(plan["learned"]) if plan["list_path"] != os.devnull else []
     loading = Loading(stages, plan["list_path"], f"{argument}.copy")
-    waiting = _Waiting(server, kernel, int(keep_ms) / 1000, shell, loading, shells)
+    waiting = _Waiting(server, kernel, plan["keep_s"], shell, loading, shells)
     if shells is None:
         with contextlib.suppress(OSError):  # the kernel has ended, as its pidfd shows
             server.send(READY)
     else:
-        shells.learned.update(plan["learned"])
-        server.listen()
         shells.note()
         waiting.watch([plan["owner"]])  # the first run, which began without this zygote
     waiting.serve()
     loading.drop_copy()
-    if shells is not None:
-        shells.note(is_there=False)
     os._exit(0)  # an interpreter with torch takes long to shut down
 
 
@@ -132,25 +126,29 @@ class Shells:
         directory: the directory of sockets, open.
         conditions: its properties that a mesh would inherit.
         environment: the environment in which it was made.
-        lists: lists of the projects that it has served.
-        learned: modules that it has loaded or tried to load for them.
+        list_path: list of the project that it has served last; "" without one.
+        learned: modules that it has loaded or tried to load for this project, and then serves no
+            other.
         process: the zygote; copies of it serve in its place.
     """
 
     directory: int
     conditions: Mapping[str, str]
     environment: Mapping[str, str]
-    lists: set[str]
+    list_path: str
     learned: set[str] = field(default_factory=set)
     process: Process = field(
         default_factory=lambda: Process(os.getpid(), started_ticks(os.getpid()))
     )
 
-    def note(self, is_there: bool = True) -> None:
-        """Show in the directory how many modules it has learned, and that it was used now; or that
-        it ends.
-        """
-        note_socket(self.directory, self.process, len(self.learned) if is_there else None)
+    def note(self) -> None:
+        """Show in the directory how many modules it has learned, and that it was used now."""
+        name = name_socket(self.process, len(self.learned))
+        with contextlib.suppress(OSError):
+            for each in find_sockets(self.directory):
+                if each.process == self.process:
+                    os.rename(each.name, name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
+            os.utime(name, dir_fd=self.directory)
 
     def accept(self, server: socket.socket) -> socket.socket:
         """Return a connection to a process of this user that has sent a request, or has closed it.
@@ -169,18 +167,19 @@ class Shells:
     def take(self, order: StartMesh) -> str:
         """Return why a mesh cannot be forked; "" if it can, and is going to be."""
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in order.environment.items()}
-        needs = order.needs or Needs({}, (), {}, "", ())
+        needs = order.needs or Needs({}, (), "", ())
         if misfit := self.misfit(needs, environment):
             return f"{misfit} is not what it was when the waiting zygote was made"
-        if needs.list_path:
-            self.lists.add(needs.list_path)
+        self.list_path = needs.list_path
         self.note()
         return ""
 
     def misfit(self, needs: Needs, environment: Mapping[str, str]) -> str:
-        """Return a property or a variable that differs for a mesh, or a module whose package the
-        project's ranks do not import; "" if the mesh can be forked from this process.
+        """Return a property or a variable that differs for a mesh, or a module that it would import
+        from another place; "" if the mesh can be forked from this process.
         """
+        if self.learned and needs.list_path != self.list_path:
+            return "the project"
         for name in sorted(self.conditions.keys() | needs.conditions.keys()):
             if self.conditions.get(name) != needs.conditions.get(name):
                 return name
@@ -189,26 +188,20 @@ class Shells:
             is_read = name in Watched.asked or name.startswith(read)
             if is_read and self.environment.get(name) != environment.get(name):
                 return name
-        # A list that is full has lost modules to newer ones.
-        packages = {name.partition(".")[0] for name in needs.learned}
-        for name in sorted(self.learned):
-            package = name.partition(".")[0]
-            module = sys.modules.get(package)
-            spec = module and module.__spec__
-            if package not in packages or (spec and spec.origin != needs.found.get(spec.name)):
-                return name
+        for package in sorted({name.partition(".")[0] for name in self.learned}):
+            spec = getattr(sys.modules.get(package), "__spec__", None)
+            found = spec and PathFinder.find_spec(package, needs.sys_path)
+            if spec and (found is None or found.origin != spec.origin):
+                return package
         return ""
 
     def more_to_learn(self) -> list[str]:
-        """Return the modules that projects have learned since, and no other project lacks."""
-        for path in self.lists:
-            names = read_preloads(Path(path)).modules
-            if self.learned < names.keys():
-                more = [name for name in names if name not in self.learned]
-                self.learned.update(more)
-                self.note()
-                return more
-        return []
+        """Return the modules that the project has learned since."""
+        names = read_preloads(Path(self.list_path)).modules
+        more = [name for name in names if name not in self.learned]
+        self.learned.update(more)
+        self.note()
+        return more
 
 
 class _Waiting:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,11 +33,11 @@ def new_client() -> ShellPrestart:
     return client
 
 
-def num_sockets(least_modules: int = -1) -> int:
+def num_sockets() -> int:
     directory = open_directory()
     found = find_sockets(directory)
     os.close(directory)
-    return sum(each.num_modules >= least_modules for each in found)
+    return len(found)
 
 
 def leave() -> psutil.Process:
@@ -56,10 +54,11 @@ def zygote() -> Iterator[psutil.Process]:
     """The zygote that waits for this module's meshes."""
     with own_runtime_dir() as directory:
         process = leave()
-        deadline = time.monotonic() + WAIT_S
-        while not num_sockets(least_modules=0):
-            assert time.monotonic() < deadline, "torch was not imported"
-            threading.Event().wait(0.05)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prestart, "_IMPORT_S", WAIT_S)
+            client = new_client()
+            assert client.prepare(WAIT_S), "it does not wait for one that imports torch"
+            client.end()
         yield process
         check_nothing_left(directory)
         assert num_sockets() == 0

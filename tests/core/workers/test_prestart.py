@@ -6,6 +6,7 @@ import functools
 import os
 import socket
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -76,13 +77,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> os._Environ[str]:
 
 
 def misfit(shells: Shells, changes: Mapping[str, str], **given: Any) -> str:
-    fields: dict[str, Any] = {
-        "conditions": {},
-        "learned": (),
-        "found": {},
-        "list_path": "",
-        "ignored": (),
-    }
+    fields = {"conditions": {}, "sys_path": (), "list_path": "", "ignored": ()}
     return shells.misfit(Needs(**fields | given), {**shells.environment, **changes})
 
 
@@ -91,30 +86,31 @@ def test_variables_matter_that_imports_have_looked_up(environ: os._Environ[str])
     assert "ABSENT" not in environ
     found = {name: value for name, value in environ.items() if name.startswith("BAR_")}
     assert found == {"BAR_WIDTH": "3"} == {n: v for n, v in dict(environ).items() if n in found}
-    shells = Shells(-1, {}, environment=dict(environ), lists=set())
+    shells = Shells(-1, {}, dict(environ), "")
     assert misfit(shells, {"SEED": "3", "NEW": "1", "RANK": "5", "TERM": "dumb"}) == ""
     for name in ("READ", "ABSENT", "BAR_WIDTH", "BAR_COLOUR", "LD_PRELOAD", "PYTORCH_JIT"):
         assert misfit(shells, {name: "other"}) == name
 
 
-def test_conditions_and_modules_of_other_projects_matter() -> None:
-    shells = Shells(-1, {"umask": "2"}, {}, set())
+def test_conditions_and_modules_of_other_projects_matter(tmp_path: Path) -> None:
+    shells = Shells(-1, {"umask": "2"}, {}, "one")
     assert misfit(shells, {}, conditions={"umask": "2"}) == ""
     assert misfit(shells, {}, conditions={"umask": "7"}) == "umask"
     assert misfit(shells, {}, conditions={"umask": "2", "nice": "1"}) == "nice"
-    shells = Shells(-1, {}, {}, set(), learned={"msgspec.json"})
-    own = {"msgspec": __import__("msgspec").__file__}
-    more = ("msgspec.json", "another")
-    assert misfit(shells, {}, learned=more, found=own) == ""
-    assert misfit(shells, {}, learned=("msgspec.yaml",), found=own) == ""
-    assert misfit(shells, {}, learned=more, found={"msgspec": "/beside.py"}) == "msgspec.json"
-    assert misfit(shells, {}, learned=("another",), found=own) == "msgspec.json"
-    assert "msgspec.json" in shells.take(StartMesh("", b"", {}))
+    assert misfit(shells, {}, conditions={"umask": "2"}, list_path="another") == ""
+    # Also of modules that the project's list has no room for any more.
+    shells = Shells(-1, {}, {}, "one", learned={"msgspec.json", "not_there"})
+    (tmp_path / "msgspec.py").touch()
+    assert misfit(shells, {}, list_path="one", sys_path=sys.path) == ""
+    beside = [str(tmp_path), *sys.path]
+    assert misfit(shells, {}, list_path="one", sys_path=beside) == "msgspec"
+    assert misfit(shells, {}, list_path="another", sys_path=sys.path) == "the project"
+    assert "the project" in shells.take(StartMesh("", b"", {}))
 
 
 def test_modules_that_a_project_has_learned_are_added_once(runtime_dir: Path) -> None:
     path = runtime_dir / "lists" / "list.json"
-    shells = Shells(open_directory(), {}, {}, {str(path)})
+    shells = Shells(open_directory(), {}, {}, str(path))
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address(shells.directory, name_socket(shells.process)))
         assert find_sockets(shells.directory)[0].num_modules == -1
@@ -122,9 +118,8 @@ def test_modules_that_a_project_has_learned_are_added_once(runtime_dir: Path) ->
         change_preloads(path, lambda found: learn(found, "", {"one": 1.0, "two": 2.0}))
         assert [shells.more_to_learn(), shells.more_to_learn()] == [["one", "two"], []]
         assert find_sockets(shells.directory)[0].num_modules == 2
-        path.unlink()
-        change_preloads(path, lambda found: learn(found, "", {"of_another_project": 1.0}))
-        assert shells.more_to_learn() == []
-    shells.note(is_there=False)
-    assert os.listdir(shells.directory) == []
+        path.unlink()  # as if it had lost them to slower ones
+        change_preloads(path, lambda found: learn(found, "", {"three": 3.0}))
+        assert [shells.more_to_learn(), shells.more_to_learn()] == [["three"], []]
+        assert find_sockets(shells.directory)[0].num_modules == 3
     os.close(shells.directory)

@@ -49,8 +49,9 @@ from ...preload import learned_modules, own_list
 KEEP_S = 600.0
 # Forks take milliseconds; a waiting zygote that needs longer than this hangs.
 _FORK_S = 20.0
-# Time limit for a zygote of shells to accept a connection; it may be stopped.
-_ACCEPT_S = 2.0
+# Time limits for a zygote of shells to accept a connection, as it may be stopped; and for one that
+# imports torch, which began to before a cold start would.
+_ACCEPT_S, _IMPORT_S = 2.0, 20.0
 # Zygotes of shells that wait at most, of a user.
 _MAX_WAITING = 3
 # Variables for which a zygote has values of its own.
@@ -117,11 +118,11 @@ class Prestart:
     """
 
     def __init__(self, keep_s: float) -> None:
-        self._keep_ms = int(keep_s * 1000)
-        self._owner_pid = os.getpid()
+        self._keep_s, self._owner_pid = keep_s, os.getpid()
         self._lock = threading.Lock()
         self._state: State = "none"
         self._made_in: Conditions = {}
+        self._list_path = os.devnull
         self._learned: Sequence[str] = ()  # what the zygote is to import of the project's modules
         self._socket: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -209,9 +210,8 @@ class Prestart:
                 is_answered = wait_readable([read_end], _FORK_S)
             except BaseException:  # Ctrl-C
                 if wait_readable([read_end], _FORK_S):
-                    for agent in pipe.readline().split()[
-                        1:
-                    ]:  # its guardian ends the rest of the mesh
+                    # Its guardian ends the rest of the mesh.
+                    for agent in pipe.readline().split()[1:]:
                         os.kill(int(agent), signal.SIGKILL)
                 raise
             if not is_answered:
@@ -232,18 +232,11 @@ class Prestart:
 
     def _make(self, is_preloaded: bool) -> None:
         self._end()
-        learned_list = own_list()
-        self._learned = learned_modules(learned_list)
+        self._read_list(is_preloaded)
         now = conditions(os.environ, sys.path, self._learned if is_preloaded else None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            plan = {
-                "sys_path": [path for path in sys.path if isinstance(path, str)],
-                "is_preloaded": is_preloaded,
-                "learned": self._learned,
-                "list_path": str(learned_list),
-            }
-            self._child = _spawn([theirs.fileno()], os.getpid(), self._keep_ms, plan)
+            self._child = self._spawn([theirs.fileno()], sys.path, self._owner_pid)
         self._socket, self._state, self._made_in = ours, "importing", now
 
     def _look(self, timeout_s: float) -> None:
@@ -269,6 +262,42 @@ class Prestart:
             self._child.kill()  # it may import for some time yet
         self._socket, self._child, self._state = None, None, "none"
 
+    def _read_list(self, is_preloaded: bool) -> None:
+        self._list_path, self._learned = os.devnull, ()
+        if is_preloaded:
+            self._list_path = str(own_list())
+            self._learned = learned_modules(Path(self._list_path))
+
+    def _spawn(
+        self, descriptors: Sequence[int], sys_path: Iterable[str], kernel_pid: int, **more: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start a zygote (`workers.prestart.main`), whose plan is its standard input."""
+        plan = {
+            "server": descriptors[0],
+            "kernel_pid": kernel_pid,
+            "keep_s": self._keep_s,
+            "sys_path": [path for path in sys_path if isinstance(path, str)],
+            "learned": self._learned,
+            "list_path": self._list_path,
+            **more,
+        }
+        with os.fdopen(os.memfd_create("cellmesh-plan"), "w+") as file:
+            json.dump(plan, file)
+            file.flush()
+            mark = marks.free_value()  # each mesh's zygote writes its own in its place
+            mesh_less = argument(runtime_root(), kernel_pid)
+            child = subprocess.Popen(
+                isolated_command("cellmesh.workers.prestart", mesh_less, "/proc/self/fd/0"),
+                env={**os.environ, **dict.fromkeys(_OVERRIDDEN, "1"), marks.VARIABLE: mark},
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+        threading.Thread(target=child.wait, name="cellmesh-reaper", daemon=True).start()
+        return child
+
 
 class ShellPrestart(Prestart):
     """The zygotes that wait for the meshes of this user's shells, of which the next mesh is forked
@@ -282,7 +311,7 @@ class ShellPrestart(Prestart):
         # Without the first entry: the folder of this process's program, or that of its script.
         self._path = sys.path if sys.flags.safe_path else sys.path[1:]
         self._asked: set[Process] = set()
-        self._to_leave: Needs | None = None
+        self._leaves = False
         self._files = (0, 0)
 
     def prepare(
@@ -292,20 +321,26 @@ class ShellPrestart(Prestart):
         is_preloaded: bool = True,
     ) -> bool:
         """Connect to the next waiting zygote, if there is one; whether it fits is its answer to
-        `start`. Does not wait for one that imports torch.
+        `start`.
         """
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            self._needs, own = (_needs(path, is_preloaded) for path in (sys.path, self._path))
+            self._read_list(is_preloaded)
+            now, own = (conditions({}, path, self._learned) for path in (sys.path, self._path))
+            self._needs = _needs(now, self._list_path)
             # Else modules beside the script take the place of installed ones.
-            self._to_leave = own if own == self._needs else None
+            self._leaves = own == now
             self._files = resource.getrlimit(resource.RLIMIT_NOFILE)  # a start raises it
             stack.callback(os.close, directory := open_directory(makes=False))
             for each in find_sockets(directory):
-                if each.process in self._asked or each.num_modules < 0:
+                if each.process in self._asked:
                     continue
                 self._asked.add(each.process)
+                limit_s = _ACCEPT_S
+                if each.num_modules < 0:
+                    on_wait()
+                    limit_s = _IMPORT_S
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._socket.settimeout(min(timeout_s, _ACCEPT_S))
+                self._socket.settimeout(min(timeout_s, limit_s))
                 with contextlib.suppress(OSError):
                     self._socket.connect(address(directory, each.name))
                     if is_own_peer(self._socket) and self._socket.recv(len(READY)) == READY:
@@ -324,16 +359,17 @@ class ShellPrestart(Prestart):
             pids = super().start(ticket, log)
         finally:
             self._end()
-        self._to_leave = None
+        self._leaves = False
         return pids
 
     def leave_one(self) -> None:
         """Start a zygote in the background, for later meshes, if this process's mesh was started
         and found none that fits. The one that was used least recently makes room for it.
         """
-        needs, self._to_leave = self._to_leave, None
-        if needs is None:
+        needs = self._needs
+        if needs is None or not self._leaves:
             return
+        self._leaves = False
         with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
             stack.callback(os.close, directory := open_directory())
             found = find_sockets(directory)
@@ -342,21 +378,15 @@ class ShellPrestart(Prestart):
             by_use = sorted(found, key=lambda each: os.stat(each.name, dir_fd=directory).st_mtime)
             for each in by_use[: max(0, len(found) + 1 - _MAX_WAITING)]:
                 os.kill(each.process.pid, signal.SIGKILL)
-            plan = {
-                "sys_path": [path for path in self._path if isinstance(path, str)],
-                "is_preloaded": bool(needs.list_path),
-                "learned": needs.learned,
-                "list_path": needs.list_path,
-                "conditions": needs.conditions,
-                "directory": directory,
-                "owner": os.getpid(),
-            }
             server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             # At once, so that no other process leaves one, too; with the zygote's name below.
             name = name_socket(Process(os.getpid(), started_ticks(os.getpid())))
             server.bind(address(directory, name))
+            server.listen()
             try:
-                child = _spawn([server.fileno(), directory], 0, self._keep_ms, plan)
+                of_shells = {"directory": directory, "conditions": needs.conditions}
+                numbers = [server.fileno(), directory]
+                child = self._spawn(numbers, self._path, 0, **of_shells, owner=os.getpid())
             except BaseException:
                 os.unlink(name, dir_fd=directory)
                 raise
@@ -365,18 +395,16 @@ class ShellPrestart(Prestart):
             resource.prlimit(child.pid, resource.RLIMIT_NOFILE, self._files)
 
 
-def _needs(sys_path: Sequence[str], is_preloaded: bool) -> Needs:
+def _needs(now: Conditions, list_path: str) -> Needs:
     """Return the conditions of a shell's mesh, with all that a process inherits."""
-    learned_list = own_list() if is_preloaded else None
-    learned = learned_modules(learned_list) if learned_list is not None else ()
-    properties = dict(conditions({}, sys_path, learned))
-    found = properties.pop("found")
     status = Path("/proc/self/status").read_text(errors="replace").splitlines()
     kept = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp:", "SigBlk")
     spaces = sorted(os.listdir("/proc/self/ns"))
     jobs = re.compile(r"[^/\n]*(?:slurm|job|step|pbs|lsf|condor|run-)[^/\n]*")
-    properties |= {
-        "learned": is_preloaded,
+    properties = {
+        **now,
+        "learned": list_path != os.devnull,
+        "found": (),  # the zygote looks, for those that it has imported
         "status": [line for line in status if line.startswith(kept)],
         "namespaces": [os.readlink(f"/proc/self/ns/{space}") for space in spaces],
         "job": jobs.findall(Path("/proc/self/cgroup").read_text()),
@@ -387,38 +415,8 @@ def _needs(sys_path: Sequence[str], is_preloaded: bool) -> Needs:
     as_text = {name: repr(value) for name, value in properties.items()}
     all_signals = sorted(signal.valid_signals())
     ignored = [number for number in all_signals if signal.getsignal(number) is signal.SIG_IGN]
-    return Needs(as_text, learned, found, str(learned_list or ""), tuple(ignored))
-
-
-def _spawn(
-    descriptors: Sequence[int], kernel_pid: int, keep_ms: int, plan: Mapping[str, Any]
-) -> subprocess.Popen[bytes]:
-    """Start a zygote (`workers.prestart.main`), to which `plan` is passed as its standard input."""
-    own_path = os.memfd_create("cellmesh-sys-path")
-    try:
-        with open(own_path, "w", closefd=False) as file:
-            json.dump(plan, file)
-        mark = marks.free_value()  # each mesh's zygote writes its own in its place
-        child = subprocess.Popen(
-            isolated_command(
-                "cellmesh.workers.prestart",
-                str(descriptors[0]),
-                str(kernel_pid),
-                str(keep_ms),
-                argument(runtime_root(), kernel_pid),
-                "/proc/self/fd/0",
-            ),
-            env={**os.environ, **dict.fromkeys(_OVERRIDDEN, "1"), marks.VARIABLE: mark},
-            stdin=own_path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=descriptors,
-            start_new_session=True,
-        )
-    finally:
-        os.close(own_path)
-    threading.Thread(target=child.wait, name="cellmesh-reaper", daemon=True).start()
-    return child
+    path = tuple(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))
+    return Needs(as_text, path, list_path, tuple(ignored))
 
 
 def shell_prestart() -> ShellPrestart | None:
