@@ -49,8 +49,7 @@ def launcher(where: Path, *modules: str) -> Iterator[Callable[[Job], Losses]]:
             _kill(process)  # the next script has another
         log.seek(before)
         assert answer == "\n", f"{answer or 'the launcher ended'}\n{log.read()[-5000:]}"
-        left = [Path(job.folder, f"{rank}.json").read_text() for rank in range(job.num_ranks)]
-        return {rank: list(map(float.fromhex, json.loads(each))) for rank, each in enumerate(left)}
+        return results_of(Path(job.folder), job.num_ranks)
 
     with tempfile.TemporaryFile("w+") as log:
         try:
@@ -63,6 +62,12 @@ def launcher(where: Path, *modules: str) -> Iterator[Callable[[Job], Losses]]:
         finally:
             for process in started:
                 _kill(process)
+
+
+def results_of(folder: Path, num_ranks: int) -> Losses:
+    """Read the losses that each rank has left in a folder."""
+    left = [(folder / f"{rank}.json").read_text() for rank in range(num_ranks)]
+    return {rank: list(map(float.fromhex, json.loads(each))) for rank, each in enumerate(left)}
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -1,5 +1,5 @@
 """The same program cell by cell, as the script that `%dist_export` wrote, and as a person writes
-it.
+it, run as torchrun does and by ``cellmesh run``.
 
 Each leaves a list `losses` on every rank; they must be equal bit for bit.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -20,10 +21,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell
 
-from tests.conftest import write_ipython_profile
+from tests.conftest import check_nothing_left, own_runtime_dir, write_ipython_profile
 from tests.exactness.comparing import Losses, difference
-from tests.exactness.launcher import launcher
-from tests.exactness.launching import Job
+from tests.exactness.launcher import TIMEOUT_S, launcher, results_of
+from tests.exactness.launching import EXACT, Job
 from tests.notebooks.kernels import NOTEBOOKS, ROOT, execute, runtime_directory_of_a_test, script_of
 from tests.support.shared_prestart import lending
 
@@ -64,6 +65,16 @@ def launch(temporary: Path) -> Iterator[Callable[[Job], Losses]]:
         yield launched
 
 
+@pytest.fixture(scope="module")
+def shells(temporary: Path) -> Iterator[Path]:
+    """The runtime directory of all ``cellmesh run``, which are forked from the first one's
+    zygote.
+    """
+    with own_runtime_dir() as directory:
+        yield directory
+        check_nothing_left(directory)
+
+
 @pytest.fixture(autouse=True)
 def runtime_directory() -> Iterator[Path]:
     with runtime_directory_of_a_test() as directory:
@@ -98,6 +109,7 @@ def test_losses_are_equal_bit_for_bit(
     path: Path,
     script: Path,
     launch: Callable[[Job], Losses],
+    shells: Path,
     tmp_path: Path,
     temporary: Path,
 ) -> None:
@@ -113,7 +125,29 @@ def test_losses_are_equal_bit_for_bit(
         folder.mkdir()
         by_script = launch(Job(str(launched), str(folder), len(by_cell)))
         assert not (parted := difference("cell by cell", by_cell, name, by_script)), parted
+    by_command = run_by_command(script, tmp_path, len(by_cell), shells)
+    assert not (parted := difference("cell by cell", by_cell, "by command", by_command)), parted
     assert list(temporary.iterdir()) == [], "something has left its temporary files"
+
+
+def run_by_command(script: Path, folder: Path, num_ranks: int, shells: Path) -> Losses:
+    """Run a script by ``cellmesh run``, with lines that write its losses."""
+    path = f"pathlib.Path({str(folder)!r}, os.environ['RANK'] + '.json')"
+    copy = folder / script.relative_to(ROOT)
+    copy.parent.mkdir(parents=True)
+    (folder / "notebooks").symlink_to(ROOT / "notebooks")  # whose data it reads
+    leave = f"import json, os, pathlib; {path}.write_text(json.dumps({EXACT}))"
+    copy.write_text(f"{script.read_text()}\n{leave}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "cellmesh", "run", "-n", str(num_ranks), copy],
+        cwd=ROOT / "notebooks",
+        env={**os.environ, "JUPYTER_RUNTIME_DIR": str(shells)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return results_of(folder, num_ranks)
 
 
 def run_notebook(path: Path, exported: Path) -> Losses:
