@@ -42,6 +42,10 @@ for word in sys.argv[1:]:
     elif word == "handle":
         import signal
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("handled", rank)))
+    elif word == "linger":
+        import atexit, pathlib
+        ends = pathlib.Path(__file__).with_name("ends").open("ab", buffering=0)
+        atexit.register(lambda: [ends.write(b"end "), print("full"), time.sleep(1000)])
     elif word == "sleep":
         print("sleeping", rank, flush=True)
         time.sleep(1000)
@@ -164,9 +168,10 @@ def test_signals_reach_ranks_and_a_killed_run_or_closed_pipe_leaves_none(script:
         assert cut.stderr is not None
         assert cut.stderr.read() == ""
     with open("/dev/full", "w") as full:
-        line = [*COMMAND, "-n", "1", script, "print", "sleep"]
+        line = [*COMMAND, "-n", "1", script, "linger"]
         no_space = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, timeout=LIMIT_S)
     assert no_space.stderr == b"cellmesh run: stdout cannot be written: No space left on device\n"
+    assert script.with_name("ends").read_text() == "end "  # not again, as the rank leaves
 
 
 def test_a_mesh_that_lives_on_runs_more_scripts(script: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import queue
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,7 +157,15 @@ class ControlThread:
             case Signal():
                 os.kill(os.getpid(), verb.number)
             case Leave():
-                _leave()
+                self._leave()
+
+    def _leave(self) -> None:
+        try:
+            # Not of a script that is killed, or whose main thread runs them.
+            if sys.modules.get("__main__") is self._shell.user_module:
+                atexit._run_exitfuncs()
+        finally:
+            os._exit(0)
 
     def _answer(self, parcel: Parcel[Any]) -> None:
         with self._lock:
@@ -348,10 +357,3 @@ class ControlThread:
 
 def _say(text: str) -> None:
     write_stderr(f"cellmesh: {text}\n")
-
-
-def _leave() -> None:
-    try:
-        atexit._run_exitfuncs()
-    finally:
-        os._exit(0)
