@@ -231,7 +231,13 @@ def import_all(learned: Iterable[str] = ()) -> RankShell:
 
     Args:
         learned: names of modules that the project's ranks import.
+
+    Raises:
+        HostError: a file of the user's, as one beside a script, has the name of torch.
     """
+    found = PathFinder.find_spec("torch")
+    if found is not None and not found.submodule_search_locations:
+        raise HostError(f"{found.origin} is in the place of torch, which ranks need: rename it")
     gc.disable()
     _try_to_import(_EXTENSIONS)
     loader = threading.Thread(target=_load_libraries, name="libraries")  # not "Thread-1"

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import torch
 
+from cellmesh.errors import HostError
 from cellmesh.workers import zygote
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process")  # pytest's may have threads
@@ -126,6 +127,15 @@ def test_libraries_of_torch_are_loaded_before_it_unless_its_build_is_for_gpus(
     run = subprocess.run([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
     is_loaded = not is_for_gpus and torch.version.cuda is None and torch.version.hip is None
     assert run.stdout.splitlines() == ["[] False", f"{is_loaded} False"]
+
+
+def test_a_file_in_the_place_of_torch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(HostError, match=r"torch\.py is in the place of torch.* rename it"):
+        zygote.import_all()
 
 
 def test_descriptors_get_their_places_under_a_low_limit() -> None:
