@@ -1,14 +1,16 @@
 """Runs the ``cellmesh`` command, as ``python -m cellmesh``."""
 
-import sys
+import signal
 
 
 def run() -> None:
-    """Run the command; Ctrl-C during its imports ends it without a traceback."""
-    try:
-        from .cli.main import main
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """Run the command; Ctrl-C during its imports ends it as it ends a program in C, for Python's
+    exception would be printed, or be lost in a callback of the import system.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from .cli.main import main
+
     main()
 
 

@@ -254,7 +254,7 @@ FEATURES = (
     Feature(
         "cellmesh run",  # options, output and end of a script, in place of torchrun
         610,
-        "cli/run.py cli/torchrun.py cli/script_output.py",
+        "cli/run.py cli/launch.py cli/execution.py cli/torchrun.py cli/script_output.py",
     ),
     Feature(
         "doctor",

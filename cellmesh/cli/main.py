@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
 from typing import Any
 
@@ -41,6 +42,8 @@ class _Commands(click.Group):
             return None
         module, _, name = _COMMANDS[cmd_name].partition(".")
         command: click.Command = getattr(importlib.import_module(f"..{module}", __name__), name)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # during imports, by `__main__`
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

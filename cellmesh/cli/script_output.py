@@ -219,20 +219,6 @@ class ScriptPrinter(Printer):
                 self._logs.write(rank, stream, data)
 
 
-def write_whole(descriptor: int, data: bytes) -> None:
-    """Write all of these bytes to a file descriptor. Blocks, also if the descriptor does not.
-
-    Raises:
-        OSError: its reader has gone, or its disk is full.
-    """
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # an editor or node has given it
-            select.select((), (descriptor,), ())
-
-
 def status_of(ended: Mapping[int, Any]) -> int:
     """Return the exit status for ranks that have ended a script: that of the first that failed, or
     else of the first that was released, as from a rank that has ended early.

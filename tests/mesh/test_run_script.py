@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +170,15 @@ def test_signals_reach_ranks_and_a_killed_run_or_closed_pipe_leaves_none(script:
         assert cut.wait(LIMIT_S) == 128 + signal.SIGPIPE
         assert cut.stderr is not None
         assert cut.stderr.read() == ""
+    with begin(*["print"] * 50_000, "sleep") as blocked:
+        assert blocked.stdout is not None
+        num_unread = array.array("i", [0])
+        while num_unread[0] < 30_000:  # a pipe is full at 64 kB, or earlier
+            fcntl.ioctl(blocked.stdout, termios.FIONREAD, num_unread)
+            assert blocked.poll() is None
+            time.sleep(0.01)
+        blocked.send_signal(signal.SIGINT)
+        assert blocked.wait(LIMIT_S) == 130
     with open("/dev/full", "w") as full:
         line = [*COMMAND, "-n", "1", script, "linger"]
         no_space = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, timeout=LIMIT_S)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from cellmesh.cli.run import (
-    Launch,
-    Script,
-    chosen_streams,
-    react,
-    read_launch,
-    run,
-)
+from cellmesh.cli.execution import react, write_whole
+from cellmesh.cli.launch import Launch, Script, chosen_streams, read_launch
+from cellmesh.cli.run import run
 from cellmesh.cli.script_output import describe_end, status_of
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.messages import Died, Done, Failed
@@ -150,3 +147,30 @@ def test_the_last_line_names_who_failed_and_who_waited() -> None:
     assert describe_end({0: Done(1)}) == ""
     ended = {0: Failed(1, "KeyboardInterrupt", "interrupted in the cell", "", 3)}
     assert describe_end(ended) == "rank 0 raised KeyboardInterrupt: interrupted (line 3)"
+
+
+def test_a_descriptor_that_does_not_block_gets_all_bytes() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    data = bytes(1 << 20)
+    writer = threading.Thread(target=write_whole, args=(write_end, data))
+    writer.start()
+    with open(read_end, "rb") as file:
+        assert file.read(len(data)) == data
+    writer.join()
+    os.close(write_end)
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space"):
+        write_whole(full.fileno(), b"x")
+
+
+def test_output_is_dropped_whose_reader_is_blocked_while_a_signal_waits() -> None:
+    read_end, write_end = os.pipe()
+    looked: list[bool] = []
+
+    def may_drop() -> bool:
+        looked.append(True)
+        return len(looked) > 1
+
+    with open(read_end), open(write_end, "wb", buffering=0), pytest.raises(TimeoutError):
+        write_whole(write_end, bytes(1 << 20), may_drop)
+    assert len(looked) == 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.cli.script_output import LINE_S, LogFiles, ScriptPrinter, Stdin, write_whole
+from cellmesh.cli.script_output import LINE_S, LogFiles, ScriptPrinter, Stdin
 from cellmesh.controller.output.console import as_text
 from cellmesh.controller.output.fold import Block
 from cellmesh.wire.messages import Died, Failed
@@ -162,17 +162,3 @@ def test_input_is_left_to_others_when_a_run_ends(keyboard: int) -> None:
     assert not reader.is_alive()
     os.write(keyboard, b"for the shell\n")
     assert os.read(0, 100) == b"for the shell\n"
-
-
-def test_a_descriptor_that_does_not_block_gets_all_bytes() -> None:
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    data = bytes(1 << 20)
-    writer = threading.Thread(target=write_whole, args=(write_end, data))
-    writer.start()
-    with open(read_end, "rb") as file:
-        assert file.read(len(data)) == data
-    writer.join()
-    os.close(write_end)
-    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space"):
-        write_whole(full.fileno(), b"x")
