@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -124,36 +125,47 @@ def _hear(guest: socket.socket, act: AnyAct, until: float | None, holder: str) -
     """Show the output that a mesh's holder sends, and return its answer, or None as `_ask` does;
     Ctrl-C interrupts the run.
     """
-    lines, is_taken, num_pressed = guest.makefile("rb"), False, 0
-    while True:
-        try:
+    lines, is_taken, is_pressed = guest.makefile("rb"), False, False
+
+    def press(*_: object) -> None:
+        nonlocal is_pressed
+        if is_pressed or not (is_taken and act.is_run):
+            raise KeyboardInterrupt
+        is_pressed = True  # and nothing is raised, which would lose output
+        guest.sendall(b"!")
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # a job in the background ignores it
+        signal.signal(signal.SIGINT, press)
+    try:
+        while True:
             line = lines.readline()
-        except KeyboardInterrupt:
-            num_pressed += 1
-            if num_pressed > 1 or not act.is_run:
-                return Answer(failure="left: what was asked for goes on", code=130)
-            guest.sendall(b"!")
-            continue
-        if not line and not is_taken:
-            raise ConnectionError
-        event = msgspec.json.decode(line, type=Event) if line else Event("left")
-        match event.kind:
-            case "taken":
-                is_taken = True
-                guest.settimeout(None)
-            case "turn":
-                guest.settimeout(None if until is None else max(0.01, until - time.monotonic()))
-                with contextlib.suppress(TimeoutError):
-                    lines.readline()
-                return None
-            case "out" | "err" as kind:
-                with contextlib.suppress(BrokenPipeError):  # of `| head`
-                    click.echo(event.text, nl=False, err=kind == "err")
-            case "answer":
-                return event.answer
-            case "left":
-                why = "and has left or ended it: `cellmesh status` shows what runs on"
-                return Answer(failure=f"{holder.replace(' is ', ' was ')}, {why}", code=1)
+            if not line and not is_taken:
+                raise ConnectionError
+            event = msgspec.json.decode(line, type=Event) if line else Event("left")
+            match event.kind:
+                case "taken":
+                    is_taken = True
+                    guest.settimeout(None)
+                case "turn":
+                    guest.settimeout(None if until is None else max(0.01, until - time.monotonic()))
+                    with contextlib.suppress(TimeoutError):
+                        lines.readline()
+                    return None
+                case "out" | "err" as kind:
+                    with contextlib.suppress(BrokenPipeError):  # of `| head`
+                        click.echo(event.text, nl=False, err=kind == "err")
+                case "answer":
+                    return event.answer
+                case "left":
+                    why = "and has left or ended it: `cellmesh status` shows what runs on"
+                    return Answer(failure=f"{holder.replace(' is ', ' was ')}, {why}", code=1)
+    except KeyboardInterrupt:
+        if not is_taken:
+            raise
+        return Answer(failure="left: what was asked for goes on", code=130)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # ---------------------------------------------------------------- the commands
