@@ -39,7 +39,7 @@ from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import Ticket, new_key, read_ticket, runtime_root
 from cellmesh.wire.verbs import RunCell
 from tests.conftest import LEFTOVER_S, own_runtime_dir
-from tests.faults.watching import wait_until
+from tests.faults.watching import Stuck, wait_until
 from tests.mesh.test_hostile import malformed
 
 from .netns import NOTEBOOK, Host, run
@@ -446,7 +446,7 @@ def test_listener_for_hosts_lets_in_nobody_without_the_invitation(
         agent = machines[3].start(sys.executable, "-m", "cellmesh", "agent", "--ticket", str(path))
         with starts.result() as opened:
             assert opened.pull("rank").list == [0]
-            assert what_listens(machines) == documented("the notebook")
+            wait_for_documented(machines, "the notebook")
         agent.wait(WAIT_S)
     assert not own_listeners()
     still_works(mesh)
@@ -491,12 +491,31 @@ def what_listens(machines: list[Host]) -> set[Listener]:
             if name != "sshd":
                 name = re.sub(r"-r\d+$", "-rN", name)
                 found.add((name, protocol, "the host's" if address == host.address else address))
-    own = {each.pid: each.name() for each in psutil.Process().children(recursive=True)}
-    own[os.getpid()] = "the notebook"
-    for _, protocol, address, pid in sockets(run("ss", "-Htulnp")):
-        if pid in own:
-            found.add((own[pid], protocol, "the notebook's" if address == NOTEBOOK else address))
+    own = {each.pid for each in psutil.Process().children(recursive=True)}
+    for name, protocol, address, pid in sockets(run("ss", "-Htulnp")):
+        if pid in own or pid == os.getpid():
+            name = name if pid in own else "the notebook"
+            found.add((name, protocol, "the notebook's" if address == NOTEBOOK else address))
     return found
+
+
+def wait_for_documented(machines: list[Host], *others: str) -> None:
+    """Wait until exactly the documented sockets listen: `ss` does not name the owner of a socket
+    while that ends, names a process that was just forked as the one that forked it, and sees the
+    last mesh's ssh until that has ended.
+    """
+    expected, found = documented(*others), set[Listener]()
+
+    def is_as_documented() -> bool:
+        nonlocal found
+        found = what_listens(machines)
+        return found == expected
+
+    try:
+        wait_until(is_as_documented, WAIT_S / 2, "what listens is as documented")
+    except Stuck as error:
+        differs = f"undocumented: {found - expected}, missing: {expected - found}"
+        raise Stuck(f"{error}; {differs}") from None
 
 
 def sockets(lines: str) -> Iterator[tuple[str, str, str, int]]:
@@ -508,7 +527,7 @@ def sockets(lines: str) -> Iterator[tuple[str, str, str, int]]:
 
 
 def test_what_listens_is_what_is_documented(mesh: cm.Mesh, machines: list[Host]) -> None:
-    assert what_listens(machines) == documented()
+    wait_for_documented(machines)
     stores = [host.name for host in machines if "cellmesh-store" in host.inside("ss", "-Htlnp")]
     assert stores == ["cm1"]
     for host in machines[:2]:
@@ -529,10 +548,10 @@ def test_what_listens_behind_a_firewall_is_what_is_documented(
     host.close_ports()
     try:
         with cm.start(hosts="cm3:1", lease_s=60):
-            assert what_listens(machines) == documented("ssh")
+            wait_for_documented(machines, "ssh")
     finally:
         host.mend()
-    assert what_listens(machines) == documented()
+    wait_for_documented(machines)
 
 
 # ---- peers that are authenticated, and hostile
