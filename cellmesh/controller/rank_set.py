@@ -202,7 +202,14 @@ def submit_script(
         NoMeshError: the mesh has ended.
         RankDied: one of the ranks is dead.
     """
-    work = RunScript(0, path, tuple(argv), is_module, is_shared, keeps, is_terminal, is_joined)
+    place = Path("." if is_module else path).resolve()
+    copies = [
+        str(Path(str(index), place.relative_to(root)))
+        for index, root in enumerate(rank_set.session.ticket.roots)
+        if place.is_relative_to(root)
+    ]
+    flags = (is_module, is_shared, keeps, is_terminal, is_joined)
+    work = RunScript(0, path, tuple(argv), *flags, *copies[:1])
     return rank_set.start(work, path if is_module else Path(path).name, printer=printer)
 
 

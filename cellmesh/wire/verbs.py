@@ -110,6 +110,8 @@ class RunScript(WorkVerb, frozen=True):
         is_terminal: whether a terminal shows the output: ``sys.stdout.isatty()``, and progress
             bars are sent as `Bar`, not as text.
         is_joined: whether standard error is standard output (``2>&1``), so that their order stays.
+        copied: path of its copy on other hosts, as in `CodeFile`; of a module, that of the working
+            directory; "" if it is not below a directory that is copied.
     """
 
     is_user_code: ClassVar[bool] = True
@@ -124,6 +126,7 @@ class RunScript(WorkVerb, frozen=True):
     keeps: bool = False
     is_terminal: bool = False
     is_joined: bool = False
+    copied: str = ""
 
 
 class PostMortem(WorkVerb, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,3 +195,34 @@ def test_host_that_is_started_again_gets_what_was_changed_since(
         assert mesh.heal().respawned == (2,)
         mesh.cell("import changing")
         assert mesh.pull("changing.VALUE").list == [1, 1, 22]
+
+
+def test_a_script_runs_on_hosts_that_lack_it_or_have_another_version(
+    project: Project, machines: list[Host], runtime_dir: Path
+) -> None:
+    """It and its modules come from the notebook's host; its end is that of the rank that failed."""
+    project.write("helper.py", "number = 7\n")
+    project.write(
+        "train.py",
+        "import os, socket, sys, helper, torch.distributed as dist\n"
+        "names = 'RANK', 'LOCAL_RANK', 'GROUP_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR'\n"
+        "print(socket.gethostname(), helper.number, *map(os.environ.get, names), *sys.argv)\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 2:\n"
+        "    raise ValueError('no more')\n"
+        "dist.barrier()\n",
+    )
+    there = project.directory
+    machines[1].shell(f"mkdir -p {there}; cd {there}; echo number=0 | tee helper.py > train.py")
+    command = [sys.executable, "-m", "cellmesh", "run", "--hosts", HOSTS, "train.py", "--lr", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    address = machines[0].address
+    assert sorted(done.stdout.splitlines()) == [
+        f"cm1 7 0 0 0 2 {address} train.py --lr 1",
+        f"cm1 7 1 1 0 2 {address} train.py --lr 1",
+        f"cm2 7 2 0 1 1 {address} train.py --lr 1",
+    ]
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("cellmesh run: rank 2 raised ValueError: no more (train.py:6); ranks 0")
+    assert last.endswith("released")
+    assert done.returncode == 1

@@ -82,6 +82,26 @@ def test_mesh_uses_the_allocation_that_it_is_in_and_grows_there() -> None:
     assert "['n1', 'n2']" in said
 
 
+def test_a_script_runs_on_nodes_and_ends_with_the_status_of_the_rank_that_failed(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, torch.distributed as dist\n"
+        "print(os.environ['SLURMD_NODENAME'], os.environ['RANK'])\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 1:\n"
+        "    sys.exit(7)\n"
+        "dist.barrier()\n"
+    )
+    options = ("--launch", "slurm", "--nodes", "2", "--nproc-per-node", "1")
+    command = (sys.executable, "-m", "cellmesh", "run", *options, str(script))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    assert sorted(done.stdout.splitlines()) == ["n1 0", "n2 1"]
+    assert "rank 1 raised SystemExit: 7 (train.py:5); rank 0 " in done.stderr.splitlines()[-1]
+    assert done.returncode == 7
+
+
 def test_queued_job_is_shown_and_cancelled_by_an_interrupt() -> None:
     run("salloc", "--no-shell", "--nodes=2", "--exclusive")
     stages: list[str] = []

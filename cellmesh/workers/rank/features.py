@@ -64,6 +64,7 @@ class RankContext:
     interrupts: Interrupts
     segments: SegmentLink
     device: torch.device
+    code: str = ""  # directory with copies of the user's modules, on another host (`CodeStore`)
     steps: OptimizerSteps = field(default_factory=OptimizerSteps)
     observer: CellObserver | None = None
     _handlers: dict[str, Handler] = field(default_factory=dict)

@@ -156,7 +156,8 @@ def run_rank(
     meter = MemoryMeter(placement.device)
     shell.call_at_heal = groups.heal_callbacks.add
     link = SegmentLink(segments, options.local_world_size)
-    context = RankContext(shell, groups, interrupts, link, placement.device)
+    code = str(Path(options.log_path).parents[1] / "code/current")
+    context = RankContext(shell, groups, interrupts, link, placement.device, code)
     context.steps.install()
     control_thread = ControlThread(Channel(control), context, asker, meter)
     control_thread.start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import filecmp
 import gc
 import getpass
 import importlib
@@ -61,7 +62,7 @@ def run_script(
         try:
             _prepare(work, context, pump, undo)
             on_begin()
-            _execute(work)
+            _execute(work, context.code)
         except BaseException as raised:
             error = _report(work.run, raised, failures, on_failing)
         context.shell.events.trigger("post_execute")
@@ -79,8 +80,7 @@ def _prepare(work: RunScript, context: RankContext, pump: Pump, undo: contextlib
     shell, module = context.shell, context.shell.user_module
     option = "-m" if work.is_module else work.path
     options = ["-m", work.path] if work.is_module else [work.path]
-    folder = "" if work.is_module else os.path.dirname(os.path.realpath(work.path))
-    folder = folder or os.getcwd()
+    _, folder = _locate(work, context.code)
     out, err = sys.stdout, sys.stderr
     if work.is_terminal:
         pump.precede_children()
@@ -156,11 +156,27 @@ def _open_plain(descriptor: int, given: Any) -> io.TextIOWrapper:
     return stream
 
 
-def _execute(work: RunScript) -> None:
+def _locate(work: RunScript, code: str) -> tuple[str, str]:
+    """Return the path of the script, and the folder that ``sys.path`` begins with.
+
+    On another host these are the copies, but for a script of which the host has the same file, as
+    on a file system that hosts share: scripts look for data beside theirs.
+    """
+    path, copy = os.path.abspath(work.path), os.path.join(code, work.copied)
+    folder = copy if work.is_module else os.path.dirname(copy)
+    if not (work.copied and os.path.isdir(folder)):
+        return path, os.getcwd() if work.is_module else os.path.dirname(os.path.realpath(path))
+    is_same = False
+    with contextlib.suppress(OSError):
+        is_same = filecmp.cmp(path, copy, shallow=False)
+    return copy if os.path.isfile(copy) and not is_same else path, folder
+
+
+def _execute(work: RunScript, code: str) -> None:
     if work.is_module:
         runpy._run_module_as_main(work.path)  # type: ignore[attr-defined]
         return
-    path, names = os.path.abspath(work.path), vars(sys.modules["__main__"])
+    path, names = _locate(work, code)[0], vars(sys.modules["__main__"])
     names["__file__"] = path
     if not work.is_shared:
         names.update(__loader__=SourceFileLoader("__main__", path), __cached__=None)
