@@ -22,6 +22,8 @@ from ..wire.verbs import InputCancelled, InputRequest, Output, StreamName
 
 # How long the beginning of a line waits for its end, so that lines of ranks do not mix.
 LINE_S = 0.2
+# How often a wait for input looks whether a rank still waits for it.
+_LOOK_S = 0.2
 
 Key = tuple[int, StreamName]
 Write = Callable[[StreamName, bytes], None]
@@ -64,8 +66,7 @@ class Stdin:
         self._reply = reply
         self._lock = threading.Lock()
         self._asked: dict[int, int] = {}  # rank -> the request that waits
-        self._unread: bytes | None = None  # was read for a request that was cancelled
-        self._wake: int | None = None  # an eventfd that ends the wait of the thread that reads
+        self._has_reader = False
 
     @property
     def is_asked(self) -> bool:
@@ -76,44 +77,30 @@ class Stdin:
         """Answer a rank's request once there is input, without waiting for it."""
         with self._lock:
             self._asked = {rank: request}
-            if self._unread is not None:
-                self._answer(self._unread)
-            elif self._wake is None:
-                self._wake = os.eventfd(0)
-                threading.Thread(
-                    target=self._read, args=(self._wake,), name="cellmesh-stdin", daemon=True
-                ).start()
+            if not self._has_reader:
+                self._has_reader = True
+                threading.Thread(target=self._read, name="cellmesh-stdin", daemon=True).start()
 
     def cancel(self) -> None:
-        """Keep the next input for a later request."""
-        with self._lock:
-            self._asked = {}
+        """Leave the input to a later request, or to others, as no rank waits for it any longer."""
+        self._asked = {}
 
-    def stop(self) -> None:
-        """Leave the input to others, as the run has ended."""
-        with self._lock:
-            self._asked = {}
-            if self._wake is not None:
-                os.eventfd_write(self._wake, 1)
-
-    def _read(self, wake: int) -> None:
-        data, poll = b"", select.poll()
+    def _read(self) -> None:
+        poll = select.poll()
         poll.register(0, select.POLLIN)
-        poll.register(wake, select.POLLIN)
-        is_stopped = wake in dict(poll.poll())
-        with contextlib.suppress(OSError):  # it is closed, or the terminal is gone
-            data = b"" if is_stopped else os.read(0, 1 << 16)
-        with self._lock:
-            os.close(wake)
-            self._wake = None
-            if not is_stopped:
-                self._answer(data)
-
-    def _answer(self, data: bytes) -> None:
-        asked, self._asked = self._asked, {}
-        self._unread = None if asked else data
-        if asked:
-            self._reply(asked, data.decode("latin-1"), not data)
+        while True:
+            is_there = bool(poll.poll(_LOOK_S * 1000))
+            with self._lock:
+                if not self._asked:
+                    self._has_reader = False
+                    return
+            if is_there:
+                data = b""
+                with contextlib.suppress(OSError):  # it is closed, or the terminal is gone
+                    data = os.read(0, 1 << 16)  # blocks if another process was faster
+                asked, self._asked = self._asked, {}
+                if asked:
+                    self._reply(asked, data.decode("latin-1"), not data)
 
 
 class ScriptPrinter(Printer):
@@ -189,7 +176,7 @@ class ScriptPrinter(Printer):
     def finish(self, now: float, is_raised: bool = False) -> None:
         """Record that all ranks have ended the run; their threads may still print."""
         self.show(now, everything=True)
-        self._stdin.stop()
+        self._stdin.cancel()
         super().finish(now, is_raised)
 
     def deadline(self) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import getpass
-import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -16,7 +15,6 @@ from .output.mime_bundle import label
 
 # How long to wait for more ranks to send an equal request.
 GATHER_S = 0.2
-_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -27,13 +25,11 @@ class Prompt:
         requests: rank -> the number of its request.
         text: prompt text of the ranks.
         is_password: whether the input is hidden.
-        is_raw: whether bytes of standard input are wanted, as Latin-1, rather than a line.
     """
 
     requests: Mapping[int, int]
     text: str
     is_password: bool
-    is_raw: bool = False
 
     @property
     def labelled(self) -> str:
@@ -154,7 +150,7 @@ class Questions:
                 for rank, (ask, _) in sorted(self.open.items())
                 if (ask.prompt, ask.is_password) == (oldest.prompt, oldest.is_password)
             }
-            return Prompt(alike, oldest.prompt, oldest.is_password, oldest.is_raw)
+            return Prompt(alike, oldest.prompt, oldest.is_password)
 
     def _due_at(self, running: Collection[int]) -> float | None:
         first = self.first()
@@ -185,9 +181,6 @@ def ask_user(prompt: Prompt) -> tuple[str, bool]:
         KeyboardInterrupt: the user pressed Ctrl-C or the stop button.
     """
     try:
-        if prompt.is_raw:
-            data = os.read(0, _READ_BYTES)
-            return data.decode("latin-1"), not data
         # ipykernel replaces both functions by its own while a cell runs.
         if prompt.is_password:
             return getpass.getpass(prompt.labelled), False

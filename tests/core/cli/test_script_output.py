@@ -124,8 +124,15 @@ def keyboard() -> Iterator[int]:
     os.dup2(read_end, 0)
     os.close(read_end)
     yield write_end
+    for each in readers():
+        each.join(5)
+        assert not each.is_alive()
     os.dup2(before, 0)
     os.close(before)
+
+
+def readers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "cellmesh-stdin"]
 
 
 def test_standard_input_is_read_when_a_script_asks(keyboard: int) -> None:
@@ -156,7 +163,7 @@ def test_a_prompt_is_shown_before_the_answer(keyboard: int) -> None:
 def test_input_is_left_to_others_when_a_run_ends(keyboard: int) -> None:
     screen = Screen()
     screen.printer.feed((0,), InputRequest(1, 7, "", is_raw=True), 0)
-    (reader,) = (each for each in threading.enumerate() if each.name == "cellmesh-stdin")
+    (reader,) = readers()
     screen.printer.finish(0)
     reader.join(5)
     assert not reader.is_alive()
