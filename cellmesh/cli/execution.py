@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +24,7 @@ from .launch import BOTH, Launch, chosen_streams
 if TYPE_CHECKING:
     from ..controller.mesh import Mesh
     from ..controller.run import Run
+    from .script_output import LogFiles
 
 # How often a wait looks at other conditions than those that are reported.
 _LOOK_S = 0.5
@@ -229,7 +230,7 @@ def _submit(mesh: Mesh, launch: Launch, signals: Signals) -> Run[Any]:
     from ..controller.output.console import ConsoleSink, Unremarked
     from ..controller.output.fold import HOLD_HOSTS_S, HOLD_S
     from ..controller.rank_set import submit_script
-    from .script_output import LogFiles, ScriptPrinter, Stdin
+    from .script_output import ScriptPrinter, Stdin
 
     broken: set[StreamName] = set()
 
@@ -241,17 +242,19 @@ def _submit(mesh: Mesh, launch: Launch, signals: Signals) -> Run[Any]:
             broken.add(stream)
             if isinstance(error, BrokenPipeError):
                 signals.put(signal.SIGPIPE)
-            elif not isinstance(error, TimeoutError):
-                if len(broken) == 1:
-                    signals.echo(f"{stream} cannot be written: {error.strerror}")
-                signals.put(_UNWRITABLE)
+            elif not isinstance(error, TimeoutError) and len(broken) == 1:
+                fail(stream, error)
+
+    def fail(output: str, error: OSError) -> None:
+        signals.echo(f"{output} cannot be written: {error.strerror}")
+        signals.put(_UNWRITABLE)
 
     ranks, session = range(len(mesh)), mesh.rank_set.session
     is_raw = {name: launch.is_raw or not os.isatty(BOTH.index(name) + 1) for name in BOTH}
     files, hidden = chosen_streams(launch, len(mesh))
     logs = None
     if files:
-        logs = LogFiles(_log_directory(launch.log_dir), files)
+        logs = _make_logs(launch.log_dir, files, lambda error: fail("the log files", error))
         if not launch.log_dir:
             signals.echo(f"output is in {logs.directory}")
     printer = ScriptPrinter(
@@ -342,21 +345,26 @@ def react(
     return first or number, "interrupt" if is_shared or number in _INTERRUPTS else "signal"
 
 
-def _log_directory(base: str) -> Path:
-    """Make the directory of a launch as torchrun does: DIR/none_x1y2z3.
+def _make_logs(
+    base: str, files: Mapping[int, Collection[StreamName]], on_error: Callable[[OSError], None]
+) -> LogFiles:
+    """Make the files of a launch as torchrun does, in DIR/none_x1y2z3.
 
     Raises:
-        MeshUsageError: it cannot be made there.
+        MeshUsageError: they cannot be made there.
     """
     import tempfile
 
-    if not base:
-        return Path(tempfile.mkdtemp(prefix="none_", dir=tempfile.mkdtemp(prefix="cellmesh_")))
+    from .script_output import LogFiles
+
     try:
-        os.makedirs(base, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="none_", dir=base))
+        parent = base or tempfile.mkdtemp(prefix="cellmesh_")
+        os.makedirs(parent, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix="none_", dir=parent))
+        return LogFiles(directory, files, on_error)
     except OSError as error:
-        raise MeshUsageError(f"--log-dir {base} cannot be written: {error.strerror}") from None
+        where = base or tempfile.gettempdir()
+        raise MeshUsageError(f"--log-dir {where} cannot be written: {error.strerror}") from None
 
 
 def write_whole(descriptor: int, data: bytes, may_drop: Callable[[], bool] = lambda: False) -> None:

@@ -35,10 +35,16 @@ class LogFiles:
     Args:
         directory: directory of this launch.
         streams: rank -> its streams that are written to files.
+        on_error: called once, with the error that makes all later output be left out.
     """
 
-    def __init__(self, directory: Path, streams: Mapping[int, Collection[StreamName]]) -> None:
-        self.directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        streams: Mapping[int, Collection[StreamName]],
+        on_error: Callable[[OSError], None],
+    ) -> None:
+        self.directory, self._on_error = directory, on_error
         self._files: dict[Key, Path] = {}
         for rank, names in streams.items():
             folder = directory / "attempt_0" / str(rank)
@@ -50,8 +56,12 @@ class LogFiles:
     def write(self, rank: int, stream: StreamName, data: bytes) -> None:
         """Append output of a rank, if the stream is written to a file."""
         if (path := self._files.get((rank, stream))) is not None:
-            with open(path, "ab") as file:
-                file.write(data)
+            try:
+                with open(path, "ab") as file:
+                    file.write(data)
+            except OSError as error:  # the disk is full
+                self._files = {}
+                self._on_error(error)
 
 
 class Stdin:

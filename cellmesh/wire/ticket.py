@@ -290,8 +290,15 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
     Args:
         root: directory of all meshes, as `runtime_root` returns it.
     """
+    try:
+        directories = sorted(root.iterdir())
+    except PermissionError:
+        why = f"{root} is another user's: set JUPYTER_RUNTIME_DIR or HOME to a directory of yours"
+        return [(root, why)]
+    except OSError:  # this user has had no mesh
+        directories = []
     strange = []
-    for directory in sorted(root.iterdir()) if root.is_dir() else []:
+    for directory in directories:
         try:
             read_ticket(directory / _FILE)
         except HostError as error:
@@ -310,7 +317,10 @@ def find_tickets(root: Path) -> list[Ticket]:
     `find_strange`).
     """
     by_mark = {}  # a mesh may be found twice, by a link
-    for path in root.glob(f"*/{_FILE}"):
+    paths: list[Path] = []
+    with contextlib.suppress(PermissionError):  # the root is another user's
+        paths += root.glob(f"*/{_FILE}")
+    for path in paths:
         try:
             ticket = read_ticket(path)
         except HostError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def find_mesh(name: str | None) -> FoundMesh:
         HostError: the mesh cannot be used from here: its host, user or version is another one.
     """
     root = runtime_root()
-    if name and "/" not in name and (path := root / name / "ticket.json").exists():
+    if name and "/" not in name and os.path.exists(path := root / name / "ticket.json"):
         ticket = read_ticket(path)
         check_ticket(ticket)
         return look_at(ticket, root)
@@ -148,7 +149,7 @@ def _find_ticket(name: str | None, steal: bool) -> Ticket:
         path = root / name / "ticket.json"
         if name.endswith(".json"):  # of a mesh on many hosts, maybe copied here
             return read_ticket(Path(name).expanduser())
-        if "/" not in name and path.exists():
+        if "/" not in name and os.path.exists(path):
             return read_ticket(path)
     living = find_living(asks=True)
     if name is None and (chosen := choose(living, steal)) is not None:

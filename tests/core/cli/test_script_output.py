@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import threading
@@ -58,7 +59,7 @@ def test_text_is_unchanged_and_at_once_in_a_pipe() -> None:
 
 def test_bytes_that_are_no_text_are_unchanged_in_a_pipe_and_in_log_files(tmp_path: Path) -> None:
     written: list[bytes] = []
-    logs = LogFiles(tmp_path, {0: ["stdout"]})
+    logs = LogFiles(tmp_path, {0: ["stdout"]}, pytest.fail)
     screen = Screen(raw=["stdout"], logs=logs)
     screen.printer._write = lambda stream, data: written.append(data)
     for text, data in (("\ufffd", b"\xff\xc3"), ("é\n", b"\xa9\n"), ("end", b"")):
@@ -102,7 +103,7 @@ def test_failures_are_left_to_the_last_line() -> None:
 
 
 def test_files_have_what_is_hidden(tmp_path: Path) -> None:
-    logs = LogFiles(tmp_path, {0: {"stdout"}, 1: {"stdout", "stderr"}})
+    logs = LogFiles(tmp_path, {0: {"stdout"}, 1: {"stdout", "stderr"}}, pytest.fail)
     screen = Screen(raw=["stdout", "stderr"], logs=logs, hidden={1: {"stdout", "stderr"}})
     for rank in (0, 1):
         screen.feed(rank, f"rank {rank}\n")
@@ -114,6 +115,20 @@ def test_files_have_what_is_hidden(tmp_path: Path) -> None:
         "attempt_0/1/stdout.log": "rank 1\n",
         "attempt_0/1/stderr.log": "ValueError: no\n",
     }
+
+
+def test_a_full_disk_of_log_files_is_reported_once_and_output_is_still_shown(
+    tmp_path: Path,
+) -> None:
+    errors: list[OSError] = []
+    screen = Screen(raw=["stdout"], logs=LogFiles(tmp_path, {0: {"stdout"}}, errors.append))
+    (path,) = tmp_path.rglob("*.log")
+    path.unlink()
+    path.symlink_to("/dev/full")
+    screen.feed(0, "a\n")
+    screen.feed(0, "b\n")
+    assert [error.errno for error in errors] == [errno.ENOSPC]
+    assert screen.take() == "a\nb\n"
 
 
 @pytest.fixture

@@ -212,6 +212,24 @@ def test_a_ticket_of_another_version_names_both(root: Path, agent_pid: int, reme
     assert "9.8.7" in why
 
 
+@pytest.mark.parametrize("hidden", ["", "cellmesh"])
+def test_root_of_another_user_is_named(hidden: str, tmp_path: Path) -> None:
+    root = tmp_path / hidden
+    root.mkdir(exist_ok=True)
+    tmp_path.chmod(0)
+    user = os.geteuid()
+    if user == 0:  # who may read all files
+        os.seteuid(65534)
+    try:
+        assert find_tickets(root) == []
+        [(directory, why)] = find_strange(root)
+    finally:
+        os.seteuid(user)
+        tmp_path.chmod(0o700)
+    assert directory == root
+    assert "another user's: set JUPYTER_RUNTIME_DIR" in why
+
+
 def test_holder_of_a_mesh_is_written_next_to_the_ticket(root: Path) -> None:
     ticket = ticket_in(make_directory(root, "one"))
     assert read_holder(ticket) is None
