@@ -14,8 +14,9 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..errors import MeshUsageError
 
@@ -55,8 +56,7 @@ class CellSyntaxError(SyntaxError):
     """Raised if the source of a cell for the ranks does not parse."""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True):
     """The parsed source of a cell for the ranks.
 
     Attributes:

@@ -12,13 +12,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ..errors import MeshUsageError
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(msgspec.Struct, frozen=True):
     """The command lines of an engine, as templates for `command_for`.
 
     Attributes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..errors import HostError, MeshUsageError
 from ..wire.groups import SetMesh
@@ -238,7 +239,7 @@ class Mesh(Ranks):
         empty, dead = self._empty_ranks(), self.rank_set.session.dead_ranks
         targets = sorted(empty - {source} - dead)
         if source is None or not targets:
-            return dataclasses.replace(report, empty=tuple(targets))
+            return msgspec.structs.replace(report, empty=tuple(targets))
         from .replicas import copy_names
 
         others = [rank for rank in self.ranks if rank not in targets and rank not in dead]
@@ -248,7 +249,7 @@ class Mesh(Ranks):
             self.rank_set.part(others),
         )
         took_s = time.monotonic() - began_at
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             report, copied=copied, not_copied=refused, copied_to=tuple(targets), took_s=took_s
         )
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ..errors import MeshUsageError, did_you_mean
 from ..wire.codec import Parcel
 from ..wire.ranks import describe_ranks
@@ -22,8 +24,7 @@ MAX_DRAWN = 600
 Watcher = Callable[[frozenset[str] | None], None]
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(msgspec.Struct, frozen=True):
     """The points that one rank has logged under one name.
 
     Attributes:
@@ -35,8 +36,7 @@ class Series:
     values: tuple[float, ...]
 
 
-@dataclass
-class _Kept:
+class _Kept(msgspec.Struct):
     steps: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from ..errors import NoMeshError
 from ..wire.ranks import describe_ranks, group_ranks
@@ -21,8 +22,7 @@ LOG_BYTES = 1 << 20
 Activity = Literal["idle", "runs", "waits", "asks", "heals", "new", "starts", "silent", "dead"]
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """The processes and activities of all ranks of a mesh at one moment.
 
     Attributes:
@@ -37,7 +37,7 @@ class Snapshot:
     state: State
     dims: Mapping[str, int]
     infos: Sequence[RankInfo] = ()
-    states: Mapping[int, RankState] = field(default_factory=dict)
+    states: Mapping[int, RankState] = msgspec.field(default_factory=dict)
 
 
 def take_snapshot(session: Session) -> Snapshot | None:

@@ -7,7 +7,8 @@ import getpass
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from ..stdlib import time
 from ..wire.verbs import InputRequest
@@ -17,8 +18,7 @@ from .output.mime_bundle import label
 GATHER_S = 0.2
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A prompt for input that the user sees once for all ranks with equal requests.
 
     Attributes:

@@ -5,12 +5,12 @@ and completes the options of cellmesh's magics.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
+import msgspec
 from click.shell_completion import CompletionItem, ShellComplete
 from IPython.core import page
 from IPython.core.completer import Completion, CompletionContext, SimpleCompletion, context_matcher
@@ -138,7 +138,7 @@ class CellCompletion:
         found, begin = self._ask(text, offset, Complete, _WAIT_S)
         if found is None or not found.texts:
             return None
-        return dataclasses.replace(found, begin=begin + found.begin)
+        return msgspec.structs.replace(found, begin=begin + found.begin)
 
     def _ask(
         self, text: str, offset: int, query: Callable[[str, int], Query], timeout_s: float

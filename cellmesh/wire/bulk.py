@@ -12,7 +12,6 @@ import contextlib
 import math
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -61,8 +60,7 @@ class Window:
             self.num_bytes = min(MAX_WINDOW_BYTES, self.num_bytes + num_bytes)
 
 
-@dataclass
-class _Transfer:
+class _Transfer(msgspec.Struct):
     frame: SegmentFrame
     memory: memoryview | None  # None if this process has no address space left for it
     ranks: tuple[int, ...]
@@ -148,16 +146,14 @@ class Sender:
         self._transfers.pop(loan, None)
 
 
-@dataclass
-class _Item:
+class _Item(msgspec.Struct):
     parcel: Parcel[Any]
     ranks: set[int]
     run: int
     loan: int | None  # number of the segment that it waits for
 
 
-@dataclass
-class _Arriving:
+class _Arriving(msgspec.Struct):
     segment: Segment
     sizes: tuple[int, ...]
     item: _Item

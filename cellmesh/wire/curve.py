@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
+import msgspec
 import zmq
 from zmq.utils import z85
 
@@ -26,8 +26,7 @@ _ZAP = "inproc://zeromq.zap.01"
 _HANDSHAKE_MS = 5000
 
 
-@dataclass(frozen=True)
-class KeyPair:
+class KeyPair(msgspec.Struct, frozen=True):
     """A public and a secret key of CURVE, in Z85."""
 
     public: str
@@ -99,8 +98,7 @@ class AllowList:
 WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-@dataclass
-class Handshakes:
+class Handshakes(msgspec.Struct):
     """Counts the connections of one socket that fail CURVE's handshake; does no I/O.
 
     Attributes:
@@ -108,8 +106,9 @@ class Handshakes:
     """
 
     num_refused: int = 0
-    _pending: set[int] = field(default_factory=set)  # accepted; some of them may have passed
-    _open: set[int] = field(default_factory=set)  # passed
+    # Accepted; some of them may have passed.
+    _pending: set[int] = msgspec.field(default_factory=set)
+    _open: set[int] = msgspec.field(default_factory=set)  # passed
     _num_passed: int = 0  # of the pending ones
 
     def accepted(self, descriptor: int) -> None:

@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -79,8 +78,7 @@ def is_process(pid: int, ticks: int) -> bool:
     return pid > 0 and started_ticks(pid) == ticks != 0
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(msgspec.Struct, frozen=True):
     """A process on this machine, whether a child of this process or not.
 
     Attributes:

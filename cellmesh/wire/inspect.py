@@ -13,7 +13,6 @@ Answers travel pickled, arrays as numpy's: nothing here needs torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -183,8 +182,7 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, path=path)
 
 
-@dataclass(frozen=True)
-class ValueSummary:
+class ValueSummary(msgspec.Struct, frozen=True):
     """A rank's answer to `Overview`: summaries of the tensors in a value.
 
     Attributes:
@@ -203,8 +201,7 @@ class ValueSummary:
     is_torn: bool = False
 
 
-@dataclass(frozen=True)
-class Pixels:
+class Pixels(msgspec.Struct, frozen=True):
     """A rank's answer to `Picture`: a part of a tensor's slice as a small array.
 
     Attributes:
@@ -265,8 +262,7 @@ class Explain(Query, frozen=True):
     detail: int = 0
 
 
-@dataclass(frozen=True)
-class Completions:
+class Completions(msgspec.Struct, frozen=True):
     """A rank's answer to `Complete`: texts that may replace ``code[begin:end]``, each with its
     kind.
 
@@ -293,8 +289,7 @@ class HistoryQuery(Query, frozen=True):
     max_operations: int = 20_000
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """Answer of a rank that cannot answer a query, with the reason; `needs_code`: an answer would
     require running user code.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
 import msgspec
@@ -114,8 +113,7 @@ class OperatorTime(msgspec.Struct, frozen=True):
     self_ns: int
 
 
-@dataclass(frozen=True)
-class CellSpan:
+class CellSpan(msgspec.Struct, frozen=True):
     """The time during which a cell, or a call from Python, ran on one rank.
 
     Attributes:
@@ -133,8 +131,7 @@ class CellSpan:
     end_s: float | None
 
 
-@dataclass(frozen=True)
-class What:
+class What(msgspec.Struct, frozen=True):
     """The fields (kind, group, ...) that all operations of one kind on one process group share.
 
     Attributes:
@@ -152,8 +149,7 @@ class What:
     is_launch: bool = False
 
 
-@dataclass(frozen=True)
-class Past:
+class Past(msgspec.Struct, frozen=True):
     """The last cells of one rank and the operations in them: the answer to `inspect.HistoryQuery`.
 
     Operations are collectives and messages, oldest first. A `RECORD` of an operation has: its

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+import msgspec
 
 from .verbs import FeatureRequest, Pickled, Verb, WorkVerb
 
 Box = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One rank's part of a value that the controller gathers from several ranks.
 
     Attributes:
@@ -28,7 +28,7 @@ class Part:
 
     value: Any
     shape: tuple[int, ...] | None = None
-    box: Box = field(default=())
+    box: Box = ()
     runs: tuple[Box, ...] = ()
 
     def pieces(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:

@@ -13,7 +13,6 @@ import socket
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -38,8 +37,7 @@ class Needs(msgspec.Struct, frozen=True):
     ignored: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class WaitingSocket:
+class WaitingSocket(msgspec.Struct, frozen=True):
     """The socket of a waiting zygote.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -57,7 +56,7 @@ class LocalAnswers:
         for rank in asked:
             answer = self._lookers[rank].answer(subject, self.busy)
             if not self.busy and isinstance(answer, ValueSummary | Pixels):
-                answer = dataclasses.replace(answer, is_torn=False)
+                answer = msgspec.structs.replace(answer, is_torn=False)
             answer = self._change(rank, subject, answer)
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         return looked

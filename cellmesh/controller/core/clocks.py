@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 # A quick burst of exchanges at first, then one at long intervals, as clocks drift apart.
 NUM_FIRST, FIRST_INTERVAL_S, INTERVAL_S = 8, 0.02, 5.0
@@ -12,8 +13,7 @@ NUM_FIRST, FIRST_INTERVAL_S, INTERVAL_S = 8, 0.02, 5.0
 _NUM_KEPT = 8
 
 
-@dataclass(frozen=True)
-class ClockOffset:
+class ClockOffset(msgspec.Struct, frozen=True):
     """Offset of a host's clock from the clock of the notebook's host.
 
     Attributes:

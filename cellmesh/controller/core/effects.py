@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -80,8 +79,7 @@ class Change(msgspec.Struct, frozen=True):
     cause: Any
 
 
-@dataclass(frozen=True)
-class HealReport:
+class HealReport(msgspec.Struct, frozen=True):
     """The result of a recovery: which ranks were replaced, and whether process groups were rebuilt.
 
     Attributes:
@@ -107,7 +105,7 @@ class HealReport:
     dead: tuple[int, ...] = ()
     copied_to: tuple[int, ...] = ()
     copied: tuple[str, ...] = ()
-    not_copied: Mapping[str, str] = field(default_factory=dict)
+    not_copied: Mapping[str, str] = msgspec.field(default_factory=dict)
     empty: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     steps: str = ""

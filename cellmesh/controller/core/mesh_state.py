@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -21,8 +20,7 @@ from .transitions import NUM_KEPT, RunPhase, Transition, TransitionLog, add_tran
 FIRST_HEAL = 1 << 40
 
 
-@dataclass
-class Pending:
+class Pending(msgspec.Struct):
     """The state of a run that has not ended on all its ranks.
 
     Attributes:
@@ -55,10 +53,10 @@ class Pending:
     is_work: bool = True
     is_sent: bool = True
     has_failed: bool = False
-    failing: set[int] = field(default_factory=set)
+    failing: set[int] = msgspec.field(default_factory=set)
     first_end_at: float | None = None
     settle_at: float | None = None
-    released: set[int] = field(default_factory=set)
+    released: set[int] = msgspec.field(default_factory=set)
     interrupted_at: float | None = None
     kill_at: float | None = None
     phase: RunPhase = "running"
@@ -103,8 +101,7 @@ class HostLost(msgspec.Struct, frozen=True):
         )
 
 
-@dataclass
-class MeshState:
+class MeshState(msgspec.Struct):
     """The state of one mesh, as the core knows it from messages.
 
     Attributes:
@@ -131,22 +128,24 @@ class MeshState:
 
     num_ranks: int
     state: State = "connecting"
-    dims: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, int] = msgspec.field(default_factory=dict)
     ranks: tuple[RankInfo, ...] = ()
-    dead: dict[int, Died] = field(default_factory=dict)
-    pending: dict[int, Pending] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)
-    asking: dict[int, int] = field(default_factory=dict)
+    dead: dict[int, Died] = msgspec.field(default_factory=dict)
+    pending: dict[int, Pending] = msgspec.field(default_factory=dict)
+    held: dict[int, int] = msgspec.field(default_factory=dict)
+    asking: dict[int, int] = msgspec.field(default_factory=dict)
     store_port: int = 0
     store_address: str = ""
     num_resizes: int = 0
     layout: tuple[int, ...] = ()
     apart: int = -1
-    deferred: dict[int, Parcel[Relay]] = field(default_factory=dict)
-    to_replace: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
-    news: dict[int, str] = field(default_factory=dict)
-    transitions: TransitionLog = field(default_factory=lambda: collections.deque(maxlen=NUM_KEPT))
+    deferred: dict[int, Parcel[Relay]] = msgspec.field(default_factory=dict)
+    to_replace: set[int] = msgspec.field(default_factory=set)
+    asked: set[int] = msgspec.field(default_factory=set)
+    news: dict[int, str] = msgspec.field(default_factory=dict)
+    transitions: TransitionLog = msgspec.field(
+        default_factory=lambda: collections.deque(maxlen=NUM_KEPT)
+    )
 
     def resize(self, layout: tuple[int, ...], dims: Mapping[str, int]) -> None:
         """Change the number of ranks; new ranks count as dead until they are forked.

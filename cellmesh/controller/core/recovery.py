@@ -7,10 +7,10 @@ during a recovery, or that ranks hold back, waits for its end.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ...wire.codec import Parcel
 from ...wire.groups import Blueprint, Describe, Heal
@@ -45,8 +45,7 @@ RETURN_S = 30.0
 MAX_ATTEMPTS = 3
 
 
-@dataclass
-class Attempt:
+class Attempt(msgspec.Struct):
     """The record of one recovery: what was tried, what failed, which ranks were replaced.
 
     Attributes:
@@ -64,14 +63,14 @@ class Attempt:
 
     began_at: float = 0.0
     num_failures: int = 0
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, str] = msgspec.field(default_factory=dict)
     num_respawns: int = 0
     note_to: int = -1
     is_healed: bool = False
-    respawned: set[int] = field(default_factory=set)
-    problems: list[str] = field(default_factory=list)
-    notes: dict[str, None] = field(default_factory=dict)
-    steps: dict[int, Steps] = field(default_factory=dict)
+    respawned: set[int] = msgspec.field(default_factory=set)
+    problems: list[str] = msgspec.field(default_factory=list)
+    notes: dict[str, None] = msgspec.field(default_factory=dict)
+    steps: dict[int, Steps] = msgspec.field(default_factory=dict)
 
     def report(self, dead: dict[int, Died], apart: int, now: float) -> HealReport:
         """Return the report on the recovery for users.
@@ -523,7 +522,7 @@ class Recovery:
         if not self._can_wait_for(without, now):
             if without and not report.failure:  # of no interest without a request
                 failure = tell_busy(self._mesh.running(without))
-                report = dataclasses.replace(report, failure=failure)
+                report = msgspec.structs.replace(report, failure=failure)
             effects += self._answer(report)
         return [*effects, *self._tell_calm(text), *self.send_deferred(now)]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ...wire.codec import Parcel, encode
 from ...wire.groups import Heal
@@ -17,12 +18,11 @@ ANSWER_S = 1.0
 OnAnswers = Callable[[dict[int, Any], float], list[Effect]]
 
 
-@dataclass
-class _Question:
+class _Question(msgspec.Struct):
     ranks: set[int]  # ranks that have not answered
     deadline: float
     on_answers: OnAnswers
-    answers: dict[int, Any] = field(default_factory=dict)
+    answers: dict[int, Any] = msgspec.field(default_factory=dict)
 
 
 class Questions:

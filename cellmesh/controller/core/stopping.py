@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from ...wire.groups import GroupCount
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.stopping import Owed, Steps, StopState
@@ -51,8 +53,7 @@ STANDING: Mapping[tuple[str, RankEvent], RankPhase] = {
 }
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The decision to interrupt all ranks of the runs that are being stopped.
 
     Attributes:
@@ -159,8 +160,7 @@ class Begun:
         return tuple((peer, number) for peer, number in numbers if number > own.get(peer, 0))
 
 
-@dataclass
-class _Rank:
+class _Rank(msgspec.Struct):
     run: int
     began_at: float  # when its run began
     phase: RankPhase = "asked"

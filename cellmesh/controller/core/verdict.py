@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-from msgspec.structs import replace
+import msgspec
 
 from ...wire.groups import Begun, InFlight
 from ...wire.status import RankState
@@ -28,8 +27,7 @@ _MESSAGE_CALLS = MESSAGES | {"isend", "irecv", "batch_isend_irecv"}
 _MAX_ROUNDS = 16
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Ranks that are in a deadlock.
 
     Attributes:
@@ -162,7 +160,9 @@ def _find_stuck(
     else:
         stuck = lost
     return {
-        rank: replace(blocked[rank], in_flight=() if rank in apart else cannot_end(rank))
+        rank: msgspec.structs.replace(
+            blocked[rank], in_flight=() if rank in apart else cannot_end(rank)
+        )
         for rank in sorted(stuck)
     }
 
@@ -181,7 +181,7 @@ def _waits_for(never: set[int], rank: int, state: RankState, group: GroupProgres
             number = group.sent.get((rank, one.peer), number)
         elif one.name == "recv":
             number = group.received.get((one.peer, rank), number)
-        if not _may_end(rank, replace(one, number=number), group, never):
+        if not _may_end(rank, msgspec.structs.replace(one, number=number), group, never):
             return True
     return False
 

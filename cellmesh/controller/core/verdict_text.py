@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ...wire.groups import InFlight, label_of
 from ...wire.ranks import describe_ranks, group_ranks, with_verb
@@ -14,8 +15,7 @@ from .group_progress import MESSAGES, GroupProgress, Key, progress_of
 _MAX_PARTS = 4
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """Ranks that wait for operations of others.
 
     Attributes:

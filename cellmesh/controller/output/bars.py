@@ -17,7 +17,6 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import msgspec
@@ -34,8 +33,7 @@ _MAX_ROWS = 10
 _MAX_BLOCKS = 50
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """The place of a progress bar in the queued output of a rank: the bar is drawn there once the
     output before it is shown.
     """
@@ -43,18 +41,16 @@ class Mark:
     group: int
 
 
-@dataclass
-class _Group:
+class _Group(msgspec.Struct):
     number: int
     key: tuple[object, ...]
     num_outer: int
-    bars: dict[int, Bar] = field(default_factory=dict)
+    bars: dict[int, Bar] = msgspec.field(default_factory=dict)
     block: int = -1
 
 
-@dataclass
-class _Block:
-    groups: list[_Group] = field(default_factory=list)
+class _Block(msgspec.Struct):
+    groups: list[_Group] = msgspec.field(default_factory=list)
     num_passed: int = 0
     is_changed: bool = True
     is_closed: bool = False
@@ -145,7 +141,7 @@ class BarBoard:
             if block.is_changed or has_settled or (is_over and not block.is_closed):
                 drawing = self._draw_block(number, block, now)
                 block.is_changed, block.is_closed = False, drawing.closed or is_over
-                drawings.append(replace(drawing, closed=block.is_closed))
+                drawings.append(msgspec.structs.replace(drawing, closed=block.is_closed))
                 if is_over:
                     block.ended_at = None
         return drawings
@@ -242,8 +238,7 @@ _SLOWER = 1.1
 _BRIEF_S = 10.0
 
 
-@dataclass(frozen=True)
-class ProgressRow:
+class ProgressRow(msgspec.Struct, frozen=True):
     """A progress bar as shown, joined from the bars of several ranks.
 
     Attributes:
@@ -273,8 +268,7 @@ class ProgressRow:
     num_outer: int
 
 
-@dataclass(frozen=True)
-class Bars:
+class Bars(msgspec.Struct, frozen=True):
     """A drawing of one block of progress bars of a cell.
 
     Attributes:

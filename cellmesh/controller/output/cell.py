@@ -11,8 +11,9 @@ import collections
 import itertools
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from ...wire.ranks import group_ranks
 from .bars import Bars, as_html, as_lines
@@ -121,8 +122,7 @@ def size_of(block: Block) -> int:
     return fixed
 
 
-@dataclass(frozen=True)
-class DisplayPlace:
+class DisplayPlace(msgspec.Struct, frozen=True):
     """The notebook's display id of a display that several ranks share, and the lowest of these
     ranks, the only one whose updates are shown.
     """
@@ -131,8 +131,7 @@ class DisplayPlace:
     leader: int
 
 
-@dataclass
-class Displays:
+class Displays(msgspec.Struct):
     """The displays of a mesh that can be updated, also from a later cell.
 
     Attributes:
@@ -142,10 +141,10 @@ class Displays:
         records: records of the newest cells, for output that arrives after a cell's end.
     """
 
-    places: dict[tuple[int, str], DisplayPlace] = field(default_factory=dict)
+    places: dict[tuple[int, str], DisplayPlace] = msgspec.field(default_factory=dict)
     has_tabs: bool = True
     folds_numbers: bool = True
-    records: collections.deque[Record] = field(default_factory=collections.deque)
+    records: collections.deque[Record] = msgspec.field(default_factory=collections.deque)
 
     def put(self, rank: int, theirs: str, place: DisplayPlace) -> None:
         """Record where the notebook shows a rank's display, so that it can be updated."""
@@ -340,7 +339,7 @@ class CellSink:
             data = {"text/plain": "\n".join(as_lines(item)), "text/html": as_html(item)}
             self._put(str(key), data)
         elif isinstance(item, Live):
-            _, text = as_text(Block(block.ranks, replace(item, closed=True)))
+            _, text = as_text(Block(block.ranks, msgspec.structs.replace(item, closed=True)))
             self._put(str(key), {"text/plain": text.removesuffix("\n")})
 
     def _draw_rich(self, key: Key, ranks: Ranks, content: dict[str, Any]) -> None:

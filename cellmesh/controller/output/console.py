@@ -12,8 +12,9 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol, TextIO
+
+import msgspec
 
 from .bars import Bars, as_lines
 from .fold import AlikeLines, Block, Gap, Line, Live, Rich, Trace
@@ -155,7 +156,9 @@ class ConsoleBars:
             row for row in bars.rows if self._shown.get(row.number) != (row.ranks, row.state)
         )
         self._shown.update((row.number, (row.ranks, row.state)) for row in rows)
-        lines = as_lines(replace(bars, rows=rows, num_hidden=bars.num_hidden if rows else 0))
+        lines = as_lines(
+            msgspec.structs.replace(bars, rows=rows, num_hidden=bars.num_hidden if rows else 0)
+        )
         return "".join(f"{line}\n" for line in lines)
 
     def going(self, bars: Bars) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
 
 from ...wire.messages import Failed
 from ...wire.verbs import Display, DisplayKind, InputRequest, Output, Skipped, StreamName
@@ -47,15 +49,13 @@ class Line(NamedTuple):  # is hashed many times
     text: str
 
 
-@dataclass(frozen=True)
-class AlikeLines:
+class AlikeLines(msgspec.Struct, frozen=True):
     """Lines of ranks that differ only in numbers: pairs of rank and line, by ascending rank."""
 
     lines: tuple[tuple[int, Line], ...]
 
 
-@dataclass(frozen=True)
-class Rich:
+class Rich(msgspec.Struct, frozen=True):
     """A display of a rank; `bundle` is its MIME bundle as JSON."""
 
     kind: DisplayKind
@@ -76,16 +76,14 @@ class Trace:
     whole: str = field(default="", compare=False)  # with all frames, if `traceback` lacks some
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True):
     """Numbers of lines and bytes of a rank's output that were not sent; the rank's log has them."""
 
     num_lines: int
     num_bytes: int
 
 
-@dataclass(frozen=True)
-class Live:
+class Live(msgspec.Struct, frozen=True):
     """Unfinished lines of ranks, redrawn in place; `closed` once they can no longer change."""
 
     lines: tuple[tuple[Ranks, str], ...]
@@ -95,14 +93,13 @@ class Live:
     def without(self, gone: Container[int]) -> Live:
         """Return a copy without the lines of these ranks."""
         left = ((tuple(r for r in ranks if r not in gone), text) for ranks, text in self.lines)
-        return replace(self, lines=tuple(line for line in left if line[0]))
+        return msgspec.structs.replace(self, lines=tuple(line for line in left if line[0]))
 
 
 Item = Line | AlikeLines | Rich | Trace | Gap | Live | Mark | Bars
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """An item of output to show, with the ranks that printed it and, for a display, each rank's
     display id.
     """

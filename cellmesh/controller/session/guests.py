@@ -14,7 +14,6 @@ import io
 import queue
 import socket
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,12 +88,11 @@ def accept_guests(mesh: Mesh, visits: bool = False) -> None:
     mesh.rank_set.session.watch(listener, meet)
 
 
-@dataclass
-class _Outbox:
+class _Outbox(msgspec.Struct):
     """Events on their way to a guest, which must not hold up the link if it does not read them."""
 
     session: Session
-    events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+    events: queue.SimpleQueue[Event] = msgspec.field(default_factory=queue.SimpleQueue)
     num_bytes: int = 0
     is_cut: bool = False
 

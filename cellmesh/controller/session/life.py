@@ -7,7 +7,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
@@ -26,8 +27,7 @@ _NO_FILES = os.strerror(errno.EMFILE)
 _MORE_FILES = ". `ulimit -n 4096` in the shell, before this program, allows more of them"
 
 
-@dataclass(frozen=True)
-class StartProgress:
+class StartProgress(msgspec.Struct, frozen=True):
     """The stage of a mesh's start or restart, and how many ranks are ready.
 
     Attributes:

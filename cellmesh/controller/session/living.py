@@ -12,9 +12,10 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from ...errors import HostError, MeshUsageError
 from ...wire import marks
@@ -42,8 +43,7 @@ _KILL_S = 2.0
 State = Literal["running", "detached", "starting", "dead", "elsewhere", "unheard"]
 
 
-@dataclass(frozen=True)
-class FoundMesh:
+class FoundMesh(msgspec.Struct, frozen=True):
     """A mesh whose ticket file is on this machine, with its state.
 
     Attributes:

@@ -5,13 +5,14 @@ stops it, and detaches from it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
@@ -261,9 +262,9 @@ class Session:
             respawned = report.respawned
             why_not, report = self._heal_once()
             respawned = tuple(sorted({*respawned, *report.respawned}))
-            report = dataclasses.replace(report, respawned=respawned)
+            report = msgspec.structs.replace(report, respawned=respawned)
         # Some hosts may still be lost.
-        return dataclasses.replace(report, failure=why_not or report.failure)
+        return msgspec.structs.replace(report, failure=why_not or report.failure)
 
     def _heal_once(self, new_hosts: str | Iterable[str] = ()) -> tuple[str, HealReport]:
         from .hosts.start import bring_back

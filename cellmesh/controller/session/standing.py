@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -41,8 +40,7 @@ _PAUSE_S = 0.05
 _MAX_RUNS = 2  # most runs of a mesh that are named
 
 
-@dataclass(frozen=True)
-class HostStanding:
+class HostStanding(msgspec.Struct, frozen=True):
     """The answer of one host's agent to a question about the mesh's state, and whether the agent
     has ended.
 

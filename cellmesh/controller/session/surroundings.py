@@ -7,14 +7,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from ...wire.environment import SET_BY_MESH, VISIBLE, Surroundings
 from ...wire.ticket import Ticket
 
 
-@dataclass(frozen=True)
-class OwnSurroundings:
+class OwnSurroundings(msgspec.Struct, frozen=True):
     """Environment and working directory of this process at one moment; `cwd` is empty if the
     directory has been removed.
     """

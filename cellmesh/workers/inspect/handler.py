@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from ...wire.codec import Frame
@@ -62,7 +62,7 @@ class InspectHandler:
         answer = self.answer(request, is_beside=True)
         nothing_ran = was_idle and interrupts.num_begun == num_begun
         if nothing_ran and isinstance(answer, ValueSummary | Pixels):
-            return dataclasses.replace(answer, is_torn=False)
+            return msgspec.structs.replace(answer, is_torn=False)
         return answer
 
     def answer(self, subject: AnyRequest, is_beside: bool) -> Any:

@@ -11,10 +11,11 @@ import re
 import time
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -217,10 +218,13 @@ def at_kernels(past: Past, events: Iterable[Event], epoch_ns: int) -> Past:
         fitting = (k for k in kernels if k[1] >= row[3] and _is_kernel_of(one.name, k[0]))
         if one.is_launch and (kernel := next(fitting, None)) is not None:
             kernels.remove(kernel)
-            one, row = replace(one, is_launch=False), (*row[:3], *kernel[1:], math.nan)
+            one, row = (
+                msgspec.structs.replace(one, is_launch=False),
+                (*row[:3], *kernel[1:], math.nan),
+            )
         what.append(known.setdefault(one, len(known)))
         rows.append(RECORD.pack(*row))
-    return replace(past, whats=tuple(known), what=what, numbers=b"".join(rows))
+    return msgspec.structs.replace(past, whats=tuple(known), what=what, numbers=b"".join(rows))
 
 
 def _is_kernel_of(called: str, kernel: str) -> bool:

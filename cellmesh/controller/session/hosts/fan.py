@@ -5,7 +5,6 @@ joins the agents' messages that concern the whole mesh. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -43,8 +42,7 @@ from ...core.requests import control
 _T = TypeVar("_T")
 
 
-@dataclass
-class Routed:
+class Routed(msgspec.Struct):
     """The messages that a `Fan` passes on to the controller and to agents after one message or
     event.
 
@@ -53,8 +51,8 @@ class Routed:
         down: (index of a host, message) for agents.
     """
 
-    up: list[Parcel[Any]] = field(default_factory=list)
-    down: list[tuple[int, Parcel[Any]]] = field(default_factory=list)
+    up: list[Parcel[Any]] = msgspec.field(default_factory=list)
+    down: list[tuple[int, Parcel[Any]]] = msgspec.field(default_factory=list)
 
 
 class Fan:
