@@ -37,8 +37,8 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class _Kept(msgspec.Struct):
-    steps: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    steps: list[float] = msgspec.field(default_factory=list)
+    values: list[float] = msgspec.field(default_factory=list)
 
     def add(self, steps: tuple[float, ...], values: tuple[float, ...]) -> None:
         # A step not beyond the last means that the loop was run again, so the curve starts over.

@@ -18,7 +18,6 @@ from ..wire.preload import (
 )
 from ..wire.verbs import Imports
 from .kernel import own_kernel
-from .options import find_project
 
 # Imports that take this long on each rank are worth a line; and the least time of a module in it.
 _LONG_S = 1.0
@@ -39,6 +38,8 @@ def _own_project() -> str:
     is_command = f"{__name__.partition('.')[0]}.cli.main" in sys.modules
     if own_kernel() is None and script is not None and not is_command:
         return os.path.abspath(script)
+    from .options import find_project
+
     here = Path.cwd()
     return str(find_project(here) or here)
 

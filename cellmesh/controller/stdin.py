@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import getpass
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -183,6 +182,8 @@ def ask_user(prompt: Prompt) -> tuple[str, bool]:
     try:
         # ipykernel replaces both functions by its own while a cell runs.
         if prompt.is_password:
+            import getpass
+
             return getpass.getpass(prompt.labelled), False
         return builtins.input(prompt.labelled), False
     except EOFError:

@@ -167,7 +167,7 @@ class _Rank(msgspec.Struct):
     quiet_s: float = 0.0
     seen_at: float = 0.0
     in_step: bool = False
-    steps: Steps = field(default_factory=Steps)
+    steps: Steps = msgspec.field(default_factory=Steps)
 
     def quiet_from(self, has_met: bool) -> float:
         """Return the time, in seconds, from which the rank counts as quiet: it has run Python
