@@ -214,7 +214,7 @@ def _attach(launch: Launch) -> tuple[Mesh, Callable[[], object]]:
             holder = found.holder.controller_pid if found.holder is not None else "?"
             raise MeshUsageError(
                 f"{found.name} is held by process {holder}, and runs {describe_runs(found.ticket)}:"
-                " --wait waits until it is free"
+                f" `cellmesh exec {found.name} -f FILE` runs there, --wait waits until it is left"
             )
         time.sleep(_LOOK_S)
     mesh = attach(found.name)

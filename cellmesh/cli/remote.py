@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import re
+import select
 import signal
 import socket
 import sys
@@ -19,6 +21,7 @@ import click
 import msgspec
 
 from ..controller.acts import (
+    QUIET_S,
     Activities,
     Answer,
     AnyAct,
@@ -62,7 +65,7 @@ def carry_out(name: str | None, act: AnyAct) -> Answer:
             if answer is not None:
                 return answer
             if until is not None and time.monotonic() >= until:
-                why = "its turn has not come: `cellmesh stacks` shows what runs"
+                why = f"its turn has not come: `cellmesh stacks {found.name}` shows what runs"
                 return Answer(failure=f"{found.name}: {why}", code=124)
             time.sleep(_PAUSE_S)
     except KeyboardInterrupt:
@@ -148,9 +151,15 @@ def _hear(guest: socket.socket, act: AnyAct, until: float | None, holder: str) -
                     is_taken = True
                     guest.settimeout(None)
                 case "turn":
-                    guest.settimeout(None if until is None else max(0.01, until - time.monotonic()))
-                    with contextlib.suppress(TimeoutError):
-                        lines.readline()
+                    left_s = math.inf if until is None else max(0.01, until - time.monotonic())
+                    if left_s > QUIET_S and not select.select([guest], [], [], QUIET_S)[0]:
+                        name = holder.partition(" ")[0]
+                        how = f"`cellmesh status {name}` shows what runs"
+                        click.echo(
+                            f"{holder}, a command, whose end this one awaits: {how}", err=True
+                        )
+                        left_s -= QUIET_S
+                    select.select([guest], [], [], None if until is None else left_s)
                     return None
                 case "out" | "err" as kind:
                     with contextlib.suppress(BrokenPipeError):  # of `| head`

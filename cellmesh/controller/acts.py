@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import traceback
@@ -31,6 +32,8 @@ from .ranks import Ranks
 from .run import Run
 from .status import show_log, show_stacks, stacks_of
 
+# A command that waits as long says so.
+QUIET_S = 1.0
 _NO_INPUT = "nobody can be asked: the cell was sent by a command, not from a notebook"
 # Makes a value that can be written as JSON, on the rank: a command imports neither torch nor the
 # user's modules.
@@ -186,7 +189,7 @@ def _perform(mesh: Mesh, act: AnyAct, caller: Caller) -> Answer:
             check_expression(act.expression)
             work = PullNames(0, f"{_PLAIN}(({act.expression}\n))")
             caller.run = chosen.rank_set.start(work, f"`{act.expression}`")
-            values = caller.run.result(caller.patience_s)
+            values = _result(mesh, caller.run, caller, caller.patience_s)
             texts = {rank: v if isinstance(v, str) else repr(v) for rank, v in values.items()}
             groups = group_ranks(texts)
             shown = [
@@ -227,13 +230,28 @@ def _execute(mesh: Mesh, ranks: Ranks, act: Exec, caller: Caller) -> Answer:
 
     def wait() -> Answer:
         try:
-            run.result(caller.patience_s if act.timeout_s is None else act.timeout_s)
+            limit_s = caller.patience_s if act.timeout_s is None else act.timeout_s
+            _result(mesh, run, caller, limit_s)
         except TimeoutError:
             return _give_up(mesh, run, f"not done after {act.timeout_s:g} s")
         return Answer()
 
     answer = _guard(mesh, wait)
     return msgspec.structs.replace(answer, data=recorder.data(_thrown(run)))
+
+
+def _result(mesh: Mesh, run: Run[Any], caller: Caller, limit_s: float | None) -> Any:
+    """Return a run's result; note which earlier run it waits for, if that takes long."""
+    runs = mesh.rank_set.session.runs
+    if limit_s is None or limit_s > QUIET_S:
+        with contextlib.suppress(TimeoutError):
+            return run.result(QUIET_S)
+        limit_s = None if limit_s is None else limit_s - QUIET_S
+        earlier = next(iter(runs.on(run.ranks)), run)
+        if earlier is not run:
+            how = f"`cellmesh interrupt {mesh.name}` interrupts both"
+            caller.sink.note(f"waits for {earlier.title}, which still runs: {how}")
+    return run.result(limit_s)
 
 
 def _give_up(mesh: Mesh, run: Run[Any], why: str) -> Answer:

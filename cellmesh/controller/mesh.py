@@ -239,7 +239,8 @@ class Mesh(Ranks):
         empty, dead = self._empty_ranks(), self.rank_set.session.dead_ranks
         targets = sorted(empty - {source} - dead)
         if source is None or not targets:
-            return msgspec.structs.replace(report, empty=tuple(targets))
+            is_any_full = len(targets) < len(self.ranks)
+            return msgspec.structs.replace(report, empty=tuple(targets) if is_any_full else ())
         from .replicas import copy_names
 
         others = [rank for rank in self.ranks if rank not in targets and rank not in dead]

@@ -59,6 +59,11 @@ def wait_for_text(process: subprocess.Popen[str], text: str) -> None:
     assert any(text in line for line in iter(process.stdout.readline, ""))
 
 
+def wait_for_remark(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    assert text in process.stderr.readline()
+
+
 @pytest.fixture(scope="module")
 def directory() -> Iterator[Path]:
     """The runtime directory of ``dev``, two ranks that nobody holds."""
@@ -134,9 +139,10 @@ def test_commands_beside_a_running_one_answer_or_wait(tmp_path: Path) -> None:
     assert "time.sleep(0.02)" in run("stacks", "dev", "--ranks", "0")[1]
     assert "running time.sleep at line 3" in run("status", "dev")[1]
     assert run("exec", "dev", "--timeout", "0.3", "1")[0] == 124
+    wait_for_remark(second, "a command, whose end this one awaits: `cellmesh status dev` shows")
     gate.touch()
     assert finish(first)[0] == 0
-    assert finish(second) == (0, "[0] second\n", "")
+    assert finish(second)[:2] == (0, "[0] second\n")
 
 
 @pytest.mark.usefixtures("directory")
@@ -148,6 +154,7 @@ def test_output_of_an_earlier_run_is_kept_for_the_next_notebook(tmp_path: Path) 
     mesh.detach()
     assert "In[" in run("status", "dev")[1]
     waiting = begin("exec", "dev", "--ranks", "0", "print('next')")
+    wait_for_remark(waiting, "which still runs: `cellmesh interrupt dev` interrupts both")
     (tmp_path / "gate").touch()
     assert finish(waiting) == (0, "[0] next\n", "")
     recorder = Recorder()
@@ -174,7 +181,7 @@ def test_a_guest_waits_for_its_turn_and_the_holder_is_shown_a_line(
     assert f"`cellmesh exec` (process {guest.pid}) runs: order.append('guest'); print(" in line
     assert "time.sleep(0.02)" in run("stacks", "dev", "--ranks", "0")[1]
     gate.touch()
-    assert finish(guest) == (0, "[0] ['mine', 'guest']\n", "")
+    assert finish(guest)[:2] == (0, "[0] ['mine', 'guest']\n")
     mine.result()
     # `| head` reads no more than a line, and the cell runs once all the same.
     code = "order += ['cut']\nfor i in range(20000): print(i)"
