@@ -9,13 +9,18 @@ path.
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # This file's folder; `-P` would leave it out, too, but scripts on ranks would find it set.
+    sys.path.pop(0)
+
 import contextlib
 import importlib
 import json
 import os
 import resource
 import select
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,7 +37,7 @@ def isolated_command(module: str, *arguments: str) -> list[str]:
             code.
         arguments: arguments of `main`; the last is the path of the mesh's ticket.
     """
-    return [sys.executable, "-P", os.path.abspath(__file__), module, *arguments]
+    return [sys.executable, os.path.abspath(__file__), module, *arguments]
 
 
 def take_import_path(ticket_path: str) -> None:

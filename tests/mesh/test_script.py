@@ -57,6 +57,7 @@ if __name__ == "__main__":
     print({name: value for name, value in vars().items() if name.startswith("__")})
     print(sys.modules["__main__"].__dict__ is vars(), [n for n in vars() if not n.startswith("__")])
     print(sys.argv, sys.orig_argv, sys.path[0], sys.warnoptions, hasattr(sys, "ps1"))
+    print(sys.flags)
     print(sys.excepthook, sys.displayhook, sys.breakpointhook, input, getpass.getpass)
     print([hasattr(builtins, n) for n in ("get_ipython", "display", "__IPYTHON__")], exit, quit)
     print(bool("IPython" in sys.modules and sys.modules["IPython"].get_ipython()))
