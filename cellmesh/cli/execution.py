@@ -121,19 +121,27 @@ def _run_again_and_again(launch: Launch, signals: Signals) -> int:
         ) from None
     folder = find_project(launch.script.folder) or launch.script.folder
     files = watchfiles.PythonFilter(extra_extensions=_SETTINGS)
+    ended_at = float("inf")
+
+    def is_edit(change: watchfiles.Change, path: str) -> bool:
+        if not files(change, path):
+            return False
+        # Other files that change during a run may be its results.
+        return path.endswith(".py") or (os.path.exists(path) and os.path.getmtime(path) > ended_at)
 
     def watch() -> None:
-        for _ in watchfiles.watch(folder, watch_filter=files):
+        for _ in watchfiles.watch(folder, watch_filter=is_edit):
             signals.put(_CHANGED)
 
     threading.Thread(target=watch, name="cellmesh-watch", daemon=True).start()
     while True:
-        signals.are_raised = True
+        signals.are_raised, ended_at = True, float("inf")
         try:
             status, ended_by = _run_once(launch, signals)
         except MeshUsageError as error:  # such as of a script that is half edited
             signals.echo(str(error))
             status, ended_by = 1, 0
+        ended_at = time.time()
         while not ended_by:
             signals.are_raised = False
             signals.echo(f"ended with status {status}; waits for a change in {folder}")

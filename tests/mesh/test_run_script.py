@@ -247,7 +247,16 @@ def test_a_script_runs_again_after_each_edit(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == "first\n"
-        path.write_text("print('second')")
+        # A result is no edit, which would interrupt the script, and run it again and again.
+        path.write_text(
+            "import time; open(f'{__file__}.json', 'w').close(); time.sleep(0.5); print('second')"
+        )
+        assert process.stdout.readline() == "second\n"
+        assert any("waits for a change" in line for line in process.stderr)
+        settings = path.with_name("settings")
+        settings.touch()
+        os.utime(settings, (time.time() + 1,) * 2)  # the times of files lag behind the clock
+        settings.rename(settings.with_suffix(".json"))
         assert process.stdout.readline() == "second\n"
         path.write_text("print(")
         assert any("edited.py:1: SyntaxError" in line for line in process.stderr)
