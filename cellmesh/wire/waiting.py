@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from .host import Process, host_name, is_process
+from .host import Process, host_name, is_process, started_ticks
 from .own_file import open_own_directory
 from .ticket import runtime_root
 
@@ -44,11 +44,13 @@ class WaitingSocket(msgspec.Struct, frozen=True):
         name: its name in the directory.
         num_modules: number of modules that the zygote has learned; -1 while it imports torch.
         process: the zygote.
+        used_at: time stamp of its last use.
     """
 
     name: str
     num_modules: int
     process: Process
+    used_at: float
 
 
 def open_directory(makes: bool = True) -> int:
@@ -69,9 +71,9 @@ def address(directory: int, name: str) -> str:
     return f"/proc/self/fd/{directory}/{name}"
 
 
-def name_socket(zygote: Process, num_modules: int = -1) -> str:
+def name_socket(pid: int, num_modules: int = -1) -> str:
     """Return the name of a zygote's socket (`WaitingSocket`)."""
-    return f"{_place()}.{num_modules}.{zygote.pid}.{zygote.ticks}"
+    return f"{_place()}.{num_modules}.{pid}.{started_ticks(pid)}"
 
 
 def find_sockets(directory: int) -> list[WaitingSocket]:
@@ -87,13 +89,12 @@ def find_sockets(directory: int) -> list[WaitingSocket]:
         try:
             if is_process(pid, ticks):
                 used_at = os.stat(name, dir_fd=directory).st_mtime
-                found.append((used_at, WaitingSocket(name, num_modules, Process(pid, ticks))))
+                found.append(WaitingSocket(name, num_modules, Process(pid, ticks), used_at))
             else:
                 os.unlink(name, dir_fd=directory)
         except FileNotFoundError:  # another process has removed or renamed it
             continue
-    found.sort(key=lambda each: (-each[1].num_modules, -each[0]))
-    return [each for _, each in found]
+    return sorted(found, key=lambda each: (-each.num_modules, -each.used_at))
 
 
 def sweep() -> None:

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..wire.environment import SET_BY_MESH, SET_BY_TORCH
-from ..wire.host import Process, started_ticks
 from ..wire.marks import READY, StartMesh
 from ..wire.preload import read_preloads
 from ..wire.process import wait_readable
@@ -129,7 +128,7 @@ class Shells:
         list_path: list of the project that it has served last; "" without one.
         learned: modules that it has loaded or tried to load for this project, and then serves no
             other.
-        process: the zygote; copies of it serve in its place.
+        pid: process id of the zygote; copies of it serve in its place.
     """
 
     directory: int
@@ -137,16 +136,14 @@ class Shells:
     environment: Mapping[str, str]
     list_path: str
     learned: set[str] = field(default_factory=set)
-    process: Process = field(
-        default_factory=lambda: Process(os.getpid(), started_ticks(os.getpid()))
-    )
+    pid: int = field(default_factory=os.getpid)
 
     def note(self) -> None:
         """Show in the directory how many modules it has learned, and that it was used now."""
-        name = name_socket(self.process, len(self.learned))
+        name = name_socket(self.pid, len(self.learned))
         with contextlib.suppress(OSError):
             for each in find_sockets(self.directory):
-                if each.process == self.process:
+                if each.process.pid == self.pid:
                     os.rename(each.name, name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
             os.utime(name, dir_fd=self.directory)
 
@@ -237,7 +234,7 @@ class _Waiting:
         while self._guardians or time.monotonic() < ends:
             limits = [] if self._guardians else [max(0.0, ends - time.monotonic())]
             limits += self._loading.limits(pause_s)
-            own = (self._server.fileno(), *self._kernel, *self._guardians)
+            own = self._own()
             numbers = (*own, *self._loading.descriptors())
             ready = set(wait_readable(numbers, min(limits) if limits else None))
             if ready.intersection(self._kernel):
@@ -268,6 +265,9 @@ class _Waiting:
             with contextlib.suppress(ProcessLookupError):
                 self._guardians[os.pidfd_open(pid)] = pid
 
+    def _own(self) -> tuple[int, ...]:
+        return (self._server.fileno(), *self._kernel, *self._guardians)
+
     def _learn(self) -> None:
         if self._shells is not None and (more := self._shells.more_to_learn()):
             self._loading.add(more)
@@ -295,8 +295,7 @@ class _Waiting:
         if self._shells is not None and (problem := self._shells.take(order)):
             os.write(pipe, problem.encode(errors="replace"))
             return
-        own = {self._server.fileno(), connection.fileno(), *self._kernel, *self._guardians}
-        own.update(self._loading.descriptors())
+        own = {connection.fileno(), *self._own(), *self._loading.descriptors()}
         if self._shells is not None:
             own.add(self._shells.directory)
         imported = Imported(self._shell, self._loading.has)

@@ -176,19 +176,16 @@ def serve_agent(descriptor: int, ticket_path: str, imported: Imported | None = N
     sys.argv[:], sys.orig_argv[:] = [PROGRAM], [sys.executable, PROGRAM]
     os.chdir(ticket.cwd)
     try:
-        has = imported.has if imported is not None else Preloaded()
         shell = imported.shell if imported is not None else import_all(ticket.learned)
         path = _hear_path(agent)
         if path is None:  # the agent has ended
             _tidy_up(ticket)
             return
-        has = _make_like_notebook(ticket, path, has, is_cold=imported is None)
+        has = _make_like_notebook(ticket, path, imported)
         num_gpus = _count_gpus(ticket)
-    except HostError as error:
-        _tell(agent, ZygoteFailed(str(error)))
-        raise
     except BaseException as error:
-        _tell(agent, ZygoteFailed(f"{type(error).__name__}: {error}"))
+        kind = "" if isinstance(error, HostError) else f"{type(error).__name__}: "
+        _tell(agent, ZygoteFailed(f"{kind}{error}"))
         raise
     num_threads = len(os.listdir("/proc/self/task"))
     _tell(agent, ZygoteReady(num_gpus, num_threads, has.describe()))
@@ -275,9 +272,7 @@ def _hear_path(agent: socket.socket) -> Sequence[str] | None:
     return msgspec.msgpack.decode(data, type=ImportFrom).path if data else None
 
 
-def _make_like_notebook(
-    ticket: Ticket, path: Sequence[str], has: Preloaded, is_cold: bool
-) -> Preloaded:
+def _make_like_notebook(ticket: Ticket, path: Sequence[str], given: Imported | None) -> Preloaded:
     """Check torch's version, take the notebook's `sys.path`, and import the `--preload` modules; if
     no waiting zygote has done so, also those that the project's ranks import.
     """
@@ -290,7 +285,8 @@ def _make_like_notebook(
     # Modules of the user are found as in the notebook, such as those beside it.
     sys.path[:] = path
     sys.modules[f"{__package__}.rank.main"].choose_displays()
-    if is_cold and ticket.learned:
+    has = given.has if given is not None else Preloaded()
+    if given is None and ticket.learned:
         loading = Loading([ticket.learned], ticket.learned_list, str(ticket.path), _HANGS_S)
         loading.finish()
         has = loading.has

@@ -28,7 +28,8 @@ def test_sockets_of_killed_zygotes_are_removed_and_those_of_other_hosts_are_not(
         open_directory(makes=False)
     sweep()  # nothing to do
     directory = open_directory()
-    dead, own = name_socket(Process(OWN.pid, OWN.ticks + 1)), name_socket(OWN, 3)
+    own = name_socket(OWN.pid, 3)
+    dead = f"{own}0"  # the number is another process's now
     elsewhere = f"00000000{own[8:]}"
     for name in (dead, own, elsewhere, "README"):
         os.close(os.open(name, os.O_CREAT, dir_fd=directory))
@@ -46,7 +47,7 @@ def test_those_that_have_learned_most_or_were_used_last_are_first(
     monkeypatch.setattr("cellmesh.wire.waiting.is_process", lambda pid, ticks: True)
     directory = open_directory()
     for pid, num_modules, used_at in [(11, 0, 5), (12, 0, 7), (13, 2, 1), (14, -1, 9)]:
-        name = name_socket(Process(pid, 1), num_modules)
+        name = name_socket(pid, num_modules)
         os.close(os.open(name, os.O_CREAT, dir_fd=directory))
         os.utime(name, (used_at, used_at), dir_fd=directory)
     assert [each.process.pid for each in find_sockets(directory)] == [13, 12, 11, 14]
@@ -76,9 +77,9 @@ def test_a_long_path_is_no_problem_and_peers_show_their_user(
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client,
     ):
-        server.bind(address(directory, name_socket(OWN)))
+        server.bind(address(directory, name_socket(OWN.pid)))
         server.listen()
-        client.connect(address(directory, name_socket(OWN)))
+        client.connect(address(directory, name_socket(OWN.pid)))
         assert is_own_peer(client)
         monkeypatch.setattr(os, "getuid", lambda: 1)
         assert not is_own_peer(client)

@@ -112,7 +112,7 @@ def test_modules_that_a_project_has_learned_are_added_once(runtime_dir: Path) ->
     path = runtime_dir / "lists" / "list.json"
     shells = Shells(open_directory(), {}, {}, str(path))
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(address(shells.directory, name_socket(shells.process)))
+        server.bind(address(shells.directory, name_socket(shells.pid)))
         assert find_sockets(shells.directory)[0].num_modules == -1
         shells.note()
         change_preloads(path, lambda found: learn(found, "", {"one": 1.0, "two": 2.0}))

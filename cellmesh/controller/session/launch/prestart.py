@@ -26,21 +26,13 @@ from typing import Any, Literal
 import msgspec
 
 from ....errors import HostError, MeshUsageError
-from ....wire import marks
+from ....wire import marks, waiting
 from ....wire.environment import SET_BY_TORCH
-from ....wire.host import Process, own_version, started_ticks
+from ....wire.host import Process, own_version
 from ....wire.marks import READY, StartMesh, argument
 from ....wire.own_file import SecretBytes
 from ....wire.process import absolute, isolated_command, wait_readable
 from ....wire.ticket import Ticket, runtime_root
-from ....wire.waiting import (
-    Needs,
-    address,
-    find_sockets,
-    is_own_peer,
-    name_socket,
-    open_directory,
-)
 from ...kernel import own_shell
 from ...options import read_project_options
 from ...preload import learned_modules, own_list
@@ -126,7 +118,7 @@ class Prestart:
         self._learned: Sequence[str] = ()  # what the zygote is to import of the project's modules
         self._socket: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._needs: Needs | None = None  # which the zygote itself compares, of shells
+        self._needs: waiting.Needs | None = None  # which the zygote itself compares, of shells
 
     def begin(self, is_preloaded: bool = True) -> None:
         """Start a zygote, which imports torch in the background; a failure of it is reported by the
@@ -188,24 +180,16 @@ class Prestart:
         Raises:
             HostError: the waiting zygote has ended, or hangs.
         """
+        order = StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb), self._needs)
+        text = SecretBytes(msgspec.msgpack.encode(order))  # the environment may have secrets
         read_end, write_end = os.pipe()
-        request = os.memfd_create("cellmesh-start")
         with self._lock, open(read_end, "rb") as pipe:
-            try:
-                order = SecretBytes(  # the environment may have secrets
-                    msgspec.msgpack.encode(
-                        StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb), self._needs)
-                    )
-                )
-                with open(request, "wb", closefd=False) as file:
-                    file.write(order)
-                if self._socket is not None:
-                    socket.send_fds(self._socket, [b"m"], [request, write_end, log])
-            except OSError:  # it has ended
-                self._state = "none"
-            finally:
-                os.close(request)
-                os.close(write_end)
+            with open(write_end, "wb"), open(os.memfd_create("cellmesh-start"), "wb", 0) as request:
+                request.write(text)
+                with contextlib.suppress(OSError):  # it has ended
+                    if self._socket is not None:
+                        numbers = [request.fileno(), write_end, log]
+                        socket.send_fds(self._socket, [b"m"], numbers)
             try:
                 is_answered = wait_readable([read_end], _FORK_S)
             except BaseException:  # Ctrl-C
@@ -214,10 +198,9 @@ class Prestart:
                     for agent in pipe.readline().split()[1:]:
                         os.kill(int(agent), signal.SIGKILL)
                 raise
-            if not is_answered:
-                self._end()
-                raise HostError(f"the waiting zygote has forked nothing in {_FORK_S} s")
-            line = pipe.readline().decode(errors="replace")
+            line = f"the waiting zygote has forked nothing in {_FORK_S} s"
+            if is_answered:
+                line = pipe.readline().decode(errors="replace")
             if not re.fullmatch(r"\d+ \d+\n", line):
                 self._end()
                 raise HostError(line or "the waiting zygote has ended")
@@ -330,8 +313,8 @@ class ShellPrestart(Prestart):
             # Else modules beside the script take the place of installed ones.
             self._leaves = own == now
             self._files = resource.getrlimit(resource.RLIMIT_NOFILE)  # a start raises it
-            stack.callback(os.close, directory := open_directory(makes=False))
-            for each in find_sockets(directory):
+            stack.callback(os.close, directory := waiting.open_directory(makes=False))
+            for each in waiting.find_sockets(directory):
                 if each.process in self._asked:
                     continue
                 self._asked.add(each.process)
@@ -342,8 +325,8 @@ class ShellPrestart(Prestart):
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._socket.settimeout(min(timeout_s, limit_s))
                 with contextlib.suppress(OSError):
-                    self._socket.connect(address(directory, each.name))
-                    if is_own_peer(self._socket) and self._socket.recv(len(READY)) == READY:
+                    self._socket.connect(waiting.address(directory, each.name))
+                    if waiting.is_own_peer(self._socket) and self._socket.recv(len(READY)) == READY:
                         self._state = "ready"
                         return True
                 self._end()
@@ -371,31 +354,27 @@ class ShellPrestart(Prestart):
             return
         self._leaves = False
         with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
-            stack.callback(os.close, directory := open_directory())
-            found = find_sockets(directory)
+            stack.callback(os.close, directory := waiting.open_directory())
+            found = waiting.find_sockets(directory)
             if not self._asked.issuperset(each.process for each in found):
                 return  # another process has just left one
-            by_use = sorted(found, key=lambda each: os.stat(each.name, dir_fd=directory).st_mtime)
+            by_use = sorted(found, key=lambda each: each.used_at)
             for each in by_use[: max(0, len(found) + 1 - _MAX_WAITING)]:
                 os.kill(each.process.pid, signal.SIGKILL)
             server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             # At once, so that no other process leaves one, too; with the zygote's name below.
-            name = name_socket(Process(os.getpid(), started_ticks(os.getpid())))
-            server.bind(address(directory, name))
+            name = waiting.name_socket(os.getpid())
+            server.bind(waiting.address(directory, name))
             server.listen()
-            try:
-                of_shells = {"directory": directory, "conditions": needs.conditions}
-                numbers = [server.fileno(), directory]
-                child = self._spawn(numbers, self._path, 0, **of_shells, owner=os.getpid())
-            except BaseException:
-                os.unlink(name, dir_fd=directory)
-                raise
-            own_name = name_socket(Process(child.pid, started_ticks(child.pid)))
+            of_shells = {"directory": directory, "conditions": needs.conditions}
+            numbers = [server.fileno(), directory]
+            child = self._spawn(numbers, self._path, 0, **of_shells, owner=os.getpid())
+            own_name = waiting.name_socket(child.pid)
             os.rename(name, own_name, src_dir_fd=directory, dst_dir_fd=directory)
             resource.prlimit(child.pid, resource.RLIMIT_NOFILE, self._files)
 
 
-def _needs(now: Conditions, list_path: str) -> Needs:
+def _needs(now: Conditions, list_path: str) -> waiting.Needs:
     """Return the conditions of a shell's mesh, with all that a process inherits."""
     status = Path("/proc/self/status").read_text(errors="replace").splitlines()
     kept = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp:", "SigBlk")
@@ -416,7 +395,7 @@ def _needs(now: Conditions, list_path: str) -> Needs:
     all_signals = sorted(signal.valid_signals())
     ignored = [number for number in all_signals if signal.getsignal(number) is signal.SIG_IGN]
     path = tuple(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))
-    return Needs(as_text, path, list_path, tuple(ignored))
+    return waiting.Needs(as_text, path, list_path, tuple(ignored))
 
 
 def shell_prestart() -> ShellPrestart | None:
