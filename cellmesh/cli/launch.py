@@ -73,10 +73,8 @@ class Script:
             raise MeshUsageError(f"there is no script {self.target}{near}") from None
         except OSError as error:
             raise MeshUsageError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError:
-            raise MeshUsageError(f"{path} is no Python source") from None
-        except SyntaxError as error:
-            if error.lineno is None:  # of its encoding
+        except (ValueError, SyntaxError) as error:
+            if not isinstance(error, SyntaxError) or error.lineno is None:  # of its encoding
                 raise MeshUsageError(f"{path} is no Python source") from None
             what = f"{type(error).__name__}: {error.msg}"
             raise MeshUsageError(f"{path}:{error.lineno}: {what}") from None

@@ -156,8 +156,11 @@ class ScriptPrinter(Printer):
             self._stdin.cancel()
         elif type(verb) is Output:
             data = verb.data or verb.text.encode(errors="surrogateescape")
-            self._log(ranks, verb.stream, data)
-            if shown := self._shown(ranks, verb.stream):
+            if self._logs is not None:
+                for rank in ranks:
+                    self._logs.write(rank, verb.stream, data)
+            hidden = self._hidden
+            if shown := tuple(r for r in ranks if verb.stream not in hidden.get(r, ())):
                 if verb.stream not in self._raw:
                     super().feed(shown, verb, now)
                 for rank in shown if verb.stream in self._raw else ():
@@ -206,14 +209,6 @@ class ScriptPrinter(Printer):
             self._write(key[1], data[:end])
         if data[end:]:
             self._begun[key] = (now if end else since, data[end:])
-
-    def _shown(self, ranks: Ranks, stream: StreamName) -> Ranks:
-        return tuple(rank for rank in ranks if stream not in self._hidden.get(rank, ()))
-
-    def _log(self, ranks: Ranks, stream: StreamName, data: bytes) -> None:
-        if self._logs is not None:
-            for rank in ranks:
-                self._logs.write(rank, stream, data)
 
 
 def status_of(ended: Mapping[int, Any]) -> int:
