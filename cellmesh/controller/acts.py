@@ -173,10 +173,15 @@ def _guard(mesh: Mesh, action: Callable[[], Answer]) -> Answer:
     except RanksInterrupted as error:
         return Answer(failure=str(error), code=130)
     except CellmeshError as error:
-        text = re.sub("%dist_(heal|status|logs)", rf"cellmesh \1 {mesh.name}", str(error))
+        text = _in_terminal(mesh, str(error))
         if mesh.rank_set.session.dead_ranks and "heal" not in text:
             text += f"; `cellmesh heal {mesh.name}` replaces dead ranks"
         return Answer(failure=text, code=1)
+
+
+def _in_terminal(mesh: Mesh, text: str) -> str:
+    """Return a text with commands in place of the magics that it names."""
+    return re.sub("%dist_(heal|status|logs)", rf"cellmesh \1 {mesh.name}", text)
 
 
 def _perform(mesh: Mesh, act: AnyAct, caller: Caller) -> Answer:
@@ -212,7 +217,7 @@ def _perform(mesh: Mesh, act: AnyAct, caller: Caller) -> Answer:
             return _interrupt(mesh, chosen)
         case Heal():
             report = mesh.heal(act.source)
-            return Answer(describe_healing(report), report)
+            return Answer(_in_terminal(mesh, describe_healing(report)), report)
 
 
 def _execute(mesh: Mesh, ranks: Ranks, act: Exec, caller: Caller) -> Answer:
