@@ -51,6 +51,10 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except CellmeshError as error:
             raise click.ClickException(str(error)) from error
+        except click.UsageError as error:  # in one line, without the usage above it
+            path = error.ctx.command_path if error.ctx is not None else "cellmesh"
+            message = f"{error.format_message()} ({path} --help shows the options)"
+            raise click.UsageError(message) from None
         except KeyboardInterrupt:
             raise click.exceptions.Exit(130) from None  # 128 + SIGINT, as of a shell's command
 

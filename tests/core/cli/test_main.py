@@ -43,6 +43,7 @@ def test_wrong_usage_is_an_error_that_says_what_is_right(line: str, message: str
     done = run(line)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_start_without_a_lease_is_refused_before_anything_starts() -> None:
