@@ -96,7 +96,7 @@ def test_four_hundred_hosts_are_asked_and_connected_to(agents: Agents, tmp_path:
         key=Secret("00" * 32),
         curve_secret=agents.secret,
     )
-    standings = ask_agents(ticket, timeout_s=20)
+    standings = ask_agents(ticket, timeout_s=60)
     assert [each.agent.name for each in standings if each.standing is None] == []
 
     connections = Connections(ticket, steal=False)
