@@ -39,7 +39,7 @@ LOOP = ROOT / "benchmarks" / "programs" / "timed_loop.py"
 IMPORTS_S = 20
 _CELLMESH = (sys.executable, "-m", "cellmesh")
 _LIMIT_S = 300.0
-_TRIES, _CALM_TRIES = 3, 60
+_TRIES, _CALM_S, _CALM_TRIES = 3, 4, 60
 _COLUMNS = {
     "torchrun_s": "torchrun",
     "first_s": "`cellmesh run`: first",
@@ -149,14 +149,19 @@ def _in_turn(script: Path, num_ranks: int, has_on: bool = False) -> Sample:
 
 
 def _wait_for_calm() -> None:
-    """Wait until the processes that wait for the next run have imported what they will."""
+    """Wait until the processes that wait for the next run have imported what they will: until there
+    are some, which import nothing for `_CALM_S` seconds.
+    """
+    num_calm = 0
     for _ in range(_CALM_TRIES):
-        waiting = map(int, re.findall(r"process (\d+) waits", _cellmesh("ps")))
+        waiting = [*map(int, re.findall(r"process (\d+) waits", _cellmesh("ps")))]
         pids = [each for pid in waiting for each in (pid, *descendants(pid))]
         before_s = sum(map(cpu_s, pids))
         time.sleep(1)
         is_idle = sum(map(cpu_s, pids)) - before_s < 0.02
-        if is_idle and not any(map(_imports, pids)):  # a module that sleeps uses no CPU
+        # A module that sleeps uses no CPU.
+        num_calm = num_calm + 1 if waiting and is_idle and not any(map(_imports, pids)) else 0
+        if num_calm == _CALM_S:
             return
     raise RuntimeError("a process that waits for the next run is busy for a minute")
 

@@ -21,6 +21,7 @@ from cellmesh.wire.waiting import find_sockets, open_directory
 from tests.conftest import check_nothing_left, own_runtime_dir, stop_process
 from tests.support.tickets import make_ticket
 
+from ..faults.watching import wait_until
 from .test_prestart import command, wait_for_end
 
 WAIT_S = 60.0
@@ -33,11 +34,11 @@ def new_client() -> ShellPrestart:
     return client
 
 
-def num_sockets() -> int:
+def num_sockets(least_modules: int = -1) -> int:
     directory = open_directory()
     found = find_sockets(directory)
     os.close(directory)
-    return len(found)
+    return sum(each.num_modules >= least_modules for each in found)
 
 
 def leave() -> psutil.Process:
@@ -54,11 +55,7 @@ def zygote() -> Iterator[psutil.Process]:
     """The zygote that waits for this module's meshes."""
     with own_runtime_dir() as directory:
         process = leave()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prestart, "_IMPORT_S", WAIT_S)
-            client = new_client()
-            assert client.prepare(WAIT_S), "it does not wait for one that imports torch"
-            client.end()
+        wait_until(lambda: num_sockets(least_modules=0), WAIT_S, "torch is imported")
         yield process
         check_nothing_left(directory)
         assert num_sockets() == 0

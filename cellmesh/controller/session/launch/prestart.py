@@ -41,9 +41,8 @@ from ...preload import learned_modules, own_list
 KEEP_S = 600.0
 # Forks take milliseconds; a waiting zygote that needs longer than this hangs.
 _FORK_S = 20.0
-# Time limits for a zygote of shells to accept a connection, as it may be stopped; and for one that
-# imports torch, which began to before a cold start would.
-_ACCEPT_S, _IMPORT_S = 2.0, 20.0
+# Time limit for a zygote of shells to accept a connection; it may be stopped.
+_ACCEPT_S = 2.0
 # Zygotes of shells that wait at most, of a user.
 _MAX_WAITING = 3
 # Variables for which a zygote has values of its own.
@@ -304,7 +303,8 @@ class ShellPrestart(Prestart):
         is_preloaded: bool = True,
     ) -> bool:
         """Connect to the next waiting zygote, if there is one; whether it fits is its answer to
-        `start`.
+        `start`. Does not wait for one that imports torch: its ranks would each import the learned
+        modules, which a start without a zygote imports once.
         """
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             self._read_list(is_preloaded)
@@ -315,15 +315,11 @@ class ShellPrestart(Prestart):
             self._files = resource.getrlimit(resource.RLIMIT_NOFILE)  # a start raises it
             stack.callback(os.close, directory := waiting.open_directory(makes=False))
             for each in waiting.find_sockets(directory):
-                if each.process in self._asked:
+                if each.process in self._asked or each.num_modules < 0:
                     continue
                 self._asked.add(each.process)
-                limit_s = _ACCEPT_S
-                if each.num_modules < 0:
-                    on_wait()
-                    limit_s = _IMPORT_S
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._socket.settimeout(min(timeout_s, limit_s))
+                self._socket.settimeout(min(timeout_s, _ACCEPT_S))
                 with contextlib.suppress(OSError):
                     self._socket.connect(waiting.address(directory, each.name))
                     if waiting.is_own_peer(self._socket) and self._socket.recv(len(READY)) == READY:
