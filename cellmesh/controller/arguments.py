@@ -41,15 +41,19 @@ def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def check_expression(expression: str) -> None:
-    """Raise an error unless a text is a Python expression.
+    """Raise an error unless a text is a Python expression that ranks can evaluate.
 
     Raises:
-        MeshUsageError: the text does not parse as an expression.
+        MeshUsageError: the text does not compile as an expression.
     """
     try:
-        ast.parse(expression.strip(), mode="eval")
-    except SyntaxError as e:
-        raise MeshUsageError(f"{expression!r} is no expression: {e.msg}") from e
+        compile(expression.strip(), "<expression>", "eval", dont_inherit=True)
+    except (SyntaxError, ValueError) as e:  # the latter of null bytes and lone surrogates
+        why = e.msg if isinstance(e, SyntaxError) else str(e)
+        words = expression.split()
+        is_list = len(words) > 1 and all(map(str.isidentifier, words))
+        advice = f"; several values are `{', '.join(words)}`" if is_list else ""
+        raise MeshUsageError(f"{expression!r} is no expression: {why}{advice}") from e
 
 
 class CellSyntaxError(SyntaxError):

@@ -281,6 +281,8 @@ class Ranks:
         """
         from .replicas import check
 
+        if expression.strip():
+            check_expression(expression)
         return check(self.rank_set, expression)
 
     def sync(self, expression: str, source: int = 0) -> SyncSummary:
@@ -295,6 +297,8 @@ class Ranks:
         """
         from .replicas import sync
 
+        if expression.strip():
+            check_expression(expression)
         return sync(self.rank_set, expression, source)
 
     def load(self, *names: str, path: str | os.PathLike[str]) -> tuple[str, ...]:

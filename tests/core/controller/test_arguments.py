@@ -15,7 +15,8 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.inputtransformer2 import TransformerManager
 
 from cellmesh.controller import arguments
-from cellmesh.controller.arguments import Cell, CellSyntaxError, read_cell
+from cellmesh.controller.arguments import Cell, CellSyntaxError, check_expression, read_cell
+from cellmesh.errors import MeshUsageError
 
 GOOD = [
     *("", "x = 1\nprint(x)", "async with x:\n    pass", "# nothing", "%timeit x", "files = !ls"),
@@ -153,3 +154,23 @@ def test_this_packages_future_imports_do_not_apply_to_cells() -> None:
     transformed = read_cell("def f(x: int): pass").transformed
     exec(compile(transformed, "cell", "exec", dont_inherit=True), namespace)
     assert namespace["f"].__annotations__ == {"x": int}
+
+
+@pytest.mark.parametrize("text", ["model", " model, opt ", "(x := 3)", "f(a)[0].b"])
+def test_expressions_that_ranks_can_evaluate_are_accepted(text: str) -> None:
+    check_expression(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("model opt", "'model opt' is no expression: .*; several values are `model, opt`"),
+        ("", "'' is no expression: invalid syntax"),
+        ("f(", r"'f\(' is no expression: '\(' was never closed"),
+        ("await f()", "'await' outside function"),
+        ("x\0", "null bytes"),
+    ],
+)
+def test_other_texts_are_the_users_error(text: str, why: str) -> None:
+    with pytest.raises(MeshUsageError, match=why):
+        check_expression(text)
