@@ -96,6 +96,7 @@ class HealReport(msgspec.Struct, frozen=True):
             hosts that were replaced.
         steps: differences between the ranks' numbers of optimizer steps, "" if there are none.
         is_apart: whether ranks were stopped at different points, so that replicas may differ.
+        num_ranks: number of ranks of the mesh.
     """
 
     respawned: tuple[int, ...] = ()
@@ -110,6 +111,7 @@ class HealReport(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     steps: str = ""
     is_apart: bool = False
+    num_ranks: int = 0
 
 
 def describe_heal(report: HealReport) -> str:
@@ -120,16 +122,17 @@ def describe_heal(report: HealReport) -> str:
     if not report.notes and not report.steps and not report.is_apart:
         text += "; what the ranks hold is untouched"
     subject = with_verb(report.dead or report.copied_to or report.respawned or (0,), "is", "are")
+    others = "; the others hold what they held"
     if report.dead:
         it = "it" if len(report.dead) == 1 else "them"
-        text = f"{subject} dead: `%dist_heal` replaces {it}; the others hold what they held"
+        text = f"{subject} dead: `%dist_heal` replaces {it}"
+        text += others * (len(report.dead) < report.num_ranks)
     elif report.copied_to:
         text = f"{subject} new, process groups rebuilt, names copied in {report.took_s:.1f} s"
     elif report.respawned:
-        text = (
-            f"{subject} new and empty, process groups rebuilt in {report.took_s:.1f} s; the "
-            "others hold what they held (`%dist_heal --from 0` copies from a rank)"
-        )
+        advice = _copy_advice(report.respawned, report.num_ranks)
+        text = f"{subject} new and empty, process groups rebuilt in {report.took_s:.1f} s"
+        text += f"{others}{advice}" if advice else ""
     text = "; ".join(filter(None, (text, describe_reset(report))))
     return f"{text}. But {report.failure}" if report.failure else text
 
@@ -159,20 +162,25 @@ def tell_busy(running: Mapping[int, str], then: str = "heal") -> str:
     )
 
 
-def tell_empty(ranks: Iterable[int], subject: str = "", num_ranks: int | None = None) -> str:
+def tell_empty(ranks: Iterable[int], num_ranks: int, subject: str = "") -> str:
     """Return a clause which says that the namespaces of replaced ranks are empty, and which command
     fills them.
 
     Args:
         ranks: the replaced ranks.
+        num_ranks: number of ranks of the mesh.
         subject: the clause's subject; "" for a pronoun.
-        num_ranks: number of ranks of the mesh, if all may be new (nothing fills them then).
     """
     new = set(ranks)
-    source = next(rank for rank in range(len(new) + 1) if rank not in new)
     it, verb = ("it", "is") if len(new) == 1 else ("they", "are")
-    how = f" (`%dist_heal --from {source}` copies from a rank)" * (source != num_ranks)
-    return f"{subject or it} {verb} new and empty{how}"
+    return f"{subject or it} {verb} new and empty{_copy_advice(new, num_ranks)}"
+
+
+def _copy_advice(new: Iterable[int], num_ranks: int) -> str:
+    """Return the command that copies names to new ranks; "" if no other rank has any."""
+    for source in sorted({*range(num_ranks)}.difference(new)):
+        return f" (`%dist_heal --from {source}` copies from a rank)"
+    return ""
 
 
 def describe_healing(report: HealReport) -> str:
@@ -180,7 +188,7 @@ def describe_healing(report: HealReport) -> str:
     if not report.healed and not report.copied_to:
         text = "nothing to heal: every rank lives, and their process groups agree"
         new = report.empty
-        return f"{text}; {tell_empty(new, describe_ranks(new))}" if new else text
+        return f"{text}; {tell_empty(new, report.num_ranks, describe_ranks(new))}" if new else text
     lines = [describe_heal(report)]
     if report.copied_to:
         lines.append(f"copied: {', '.join(report.copied) or 'nothing'}")

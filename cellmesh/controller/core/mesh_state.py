@@ -343,4 +343,4 @@ class MeshState(msgspec.Struct):
             return []
         alike = group_ranks(endings)
         text = "; ".join(f"{describe_ranks(ranks)} {ending}" for ending, ranks in alike.items())
-        return [Note(run, f"{text}; {tell_empty(endings, num_ranks=self.num_ranks)}")]
+        return [Note(run, f"{text}; {tell_empty(endings, self.num_ranks)}")]

@@ -72,15 +72,14 @@ class Attempt(msgspec.Struct):
     notes: dict[str, None] = msgspec.field(default_factory=dict)
     steps: dict[int, Steps] = msgspec.field(default_factory=dict)
 
-    def report(self, dead: dict[int, Died], apart: int, now: float) -> HealReport:
+    def report(self, mesh: MeshState, now: float) -> HealReport:
         """Return the report on the recovery for users.
 
         Args:
-            dead: ranks that are dead now, and how each died.
-            apart: the last run whose ranks were stopped at different points; -1 for none.
+            mesh: state of the mesh.
             now: current time in seconds.
         """
-        new = sorted(self.respawned)
+        new, dead = sorted(self.respawned), mesh.dead
         died = [f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead]
         return HealReport(
             tuple(rank for rank in new if rank not in dead),
@@ -90,7 +89,8 @@ class Attempt(msgspec.Struct):
             tuple(sorted(dead)),
             notes=tuple(self.notes),
             steps=describe_steps(self.steps),
-            is_apart=self.note_to >= 0 and self.note_to == apart,
+            is_apart=self.note_to >= 0 and self.note_to == mesh.apart,
+            num_ranks=mesh.num_ranks,
         )
 
 
@@ -507,7 +507,7 @@ class Recovery:
         if resumed := self._mesh.let_go(self._resumable):
             effects.append(work(resumed, Resume(), -1))
         attempt, self._attempt = self._attempt, Attempt()
-        report = attempt.report(self._mesh.dead, self._mesh.apart, now)
+        report = attempt.report(self._mesh, now)
         text, is_change = "", bool(report.healed or report.failure)
         if attempt.note_to >= 0:
             text = describe_heal(report) if is_change else describe_reset(report)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cellmesh.controller.core.core import Effect, Note
@@ -242,6 +244,23 @@ def test_what_a_heal_tells_ranks_and_the_user() -> None:
     script.run("@0.5 0-2 done heal gradients are dropped -> ...dropped; report new 1, healed, ...")
     report = HealReport((1,), True, notes=("gradients are dropped",))
     assert describe_heal(report).endswith("; gradients are dropped")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "report", "end"),
+    [
+        (3, {"respawned": (1,)}, "held (`%dist_heal --from 0` copies from a rank)"),
+        (3, {"respawned": (0, 1)}, "held (`%dist_heal --from 2` copies from a rank)"),
+        (2, {"respawned": (0, 1)}, "ranks 0-1 are new and empty, process groups rebuilt in 0.0 s"),
+        (2, {"dead": (1,)}, "`%dist_heal` replaces it; the others hold what they held"),
+        (1, {"dead": (0,)}, "rank 0 is dead: `%dist_heal` replaces it"),
+    ],
+)
+def test_what_is_left_on_other_ranks_is_named_where_there_are_any(
+    num_ranks: int, report: dict[str, Any], end: str
+) -> None:
+    text = describe_heal(HealReport(healed=True, num_ranks=num_ranks, **report))
+    assert text.endswith(end)
 
 
 def test_steps_of_an_earlier_run_are_not_compared() -> None:
