@@ -158,6 +158,7 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
         mesh, leave_zygote = _attach(launch) if launch.on else _start(launch)
     except Stopped as stopped:
         return 128 + stopped.number, stopped.number
+    from ..controller.output.console import in_terminal
     from .script_output import describe_end, status_of
 
     ended_by, is_kept = 0, False
@@ -168,7 +169,8 @@ def _run_once(launch: Launch, signals: Signals) -> tuple[int, int]:
         ended = run.outcomes()
         status = 128 + ended_by if ended_by else status_of(ended)
         if status and ended_by not in (signal.SIGPIPE, _UNWRITABLE, _CHANGED):
-            signals.echo(describe_end(ended) or f"stopped by {signal.Signals(ended_by).name}")
+            end = describe_end(ended) or f"stopped by {signal.Signals(ended_by).name}"
+            signals.echo(in_terminal(end, mesh.name))
         if launch.is_interactive and ended_by in (0, signal.SIGINT):
             from .shell import run_shell
 

@@ -50,7 +50,9 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except CellmeshError as error:
-            raise click.ClickException(str(error)) from error
+            from ..controller.output.console import in_terminal
+
+            raise click.ClickException(in_terminal(str(error))) from error
         except click.UsageError as error:  # in one line, without the usage above it
             path = error.ctx.command_path if error.ctx is not None else "cellmesh"
             message = f"{error.format_message()} ({path} --help shows the options)"

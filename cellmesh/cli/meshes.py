@@ -12,9 +12,10 @@ from ..controller.session.living import (
     find_meshes,
     find_waiting,
     memory_bytes,
+    missing,
     processes_of,
 )
-from ..errors import CellmeshError, did_you_mean
+from ..errors import CellmeshError
 from ..wire.ticket import find_strange, runtime_root
 from .rendering import (
     as_json,
@@ -112,10 +113,7 @@ def _choose(names: tuple[str, ...], found: list[FoundMesh]) -> list[FoundMesh]:
         by_name.setdefault(mesh.ticket.name, []).append(mesh)
     for name in names:
         if name not in by_name:
-            there = f"running: {', '.join(by_name)}" if by_name else "no mesh is running"
-            raise click.ClickException(
-                f"there is no mesh {name!r}{did_you_mean(name, by_name)} ({there})"
-            )
+            raise missing(name, by_name)
     return [mesh for name in dict.fromkeys(names) for mesh in by_name[name]]
 
 

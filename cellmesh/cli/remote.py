@@ -85,7 +85,7 @@ def _act_alone(found: FoundMesh, act: AnyAct, since: float, until: float | None)
             raise
         return None
     try:
-        return perform(mesh, act, Caller(ConsoleSink()))
+        return perform(mesh, act, Caller(ConsoleSink(mesh=mesh.name)))
     finally:
         with contextlib.suppress(CellmeshError):  # it has ended
             if recovery := mesh.rank_set.session.recovery():
@@ -350,12 +350,13 @@ def interrupt(name: str | None, ranks: str, wants_json: bool) -> None:
 @click.option(
     "--from", "source", type=int, metavar="RANK", help="Copy this rank's names to new ones."
 )
+@click.option("--hosts", default="", help="Put these hosts in the places of lost ones: c:4.")
 @_json
-def heal(name: str | None, source: int | None, wants_json: bool) -> None:
+def heal(name: str | None, source: int | None, hosts: str, wants_json: bool) -> None:
     """Replace dead ranks of a mesh and rebuild the process groups (as %dist_heal).
 
     \b
     Examples:
       cellmesh heal dev --from 0
     """
-    _show(carry_out(name, Heal(source=source)), wants_json)
+    _show(carry_out(name, Heal(source=source, hosts=hosts)), wants_json)

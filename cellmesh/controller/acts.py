@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from .core.effects import describe_healing
 from .core.runs import STOP_S
 from .mesh import Mesh
 from .mesh_dims import parse_coordinate
-from .output.console import COLOUR, Sink
+from .output.console import COLOUR, Sink, in_terminal
 from .output.fold import Block, Gap, Item, Line, Live, Rich
 from .output.mime_bundle import label
 from .ranks import Ranks
@@ -117,6 +116,7 @@ class Heal(Act, frozen=True, kw_only=True):
     verb: ClassVar[str] = "heals"
 
     source: int | None = None
+    hosts: str = ""
 
 
 AnyAct = Exec | Pull | Status | Stacks | Logs | Interrupt | Heal
@@ -173,15 +173,10 @@ def _guard(mesh: Mesh, action: Callable[[], Answer]) -> Answer:
     except RanksInterrupted as error:
         return Answer(failure=str(error), code=130)
     except CellmeshError as error:
-        text = _in_terminal(mesh, str(error))
+        text = in_terminal(str(error), mesh.name)
         if mesh.rank_set.session.dead_ranks and "heal" not in text:
             text += f"; `cellmesh heal {mesh.name}` replaces dead ranks"
         return Answer(failure=text, code=1)
-
-
-def _in_terminal(mesh: Mesh, text: str) -> str:
-    """Return a text with commands in place of the magics that it names."""
-    return re.sub("%dist_(heal|status|logs)", rf"cellmesh \1 {mesh.name}", text)
 
 
 def _perform(mesh: Mesh, act: AnyAct, caller: Caller) -> Answer:
@@ -216,8 +211,8 @@ def _perform(mesh: Mesh, act: AnyAct, caller: Caller) -> Answer:
         case Interrupt():
             return _interrupt(mesh, chosen)
         case Heal():
-            report = mesh.heal(act.source)
-            return Answer(_in_terminal(mesh, describe_healing(report)), report)
+            report = mesh.heal(act.source, hosts=act.hosts)
+            return Answer(in_terminal(describe_healing(report), mesh.name), report)
 
 
 def _execute(mesh: Mesh, ranks: Ranks, act: Exec, caller: Caller) -> Answer:

@@ -45,11 +45,20 @@ def read_own_file(path: Path) -> SecretBytes:
         )
     if is_others(facts):
         raise HostError(
-            f"{path} is not yours alone (owner {facts.st_uid}, mode "
+            f"{path} is not yours alone (owner {_user(facts.st_uid)}, mode "
             f"{stat.S_IMODE(facts.st_mode):04o}), so it is not used: if it is yours, `chmod 600 "
             f"{path}`"
         )
     return text
+
+
+def _user(uid: int) -> str:
+    import pwd  # for errors
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def is_others(facts: os.stat_result) -> bool:

@@ -241,10 +241,7 @@ def make_directory(root: Path, name: str) -> Path:
         finally:
             os.close(descriptor)
     except FileExistsError as e:
-        raise HostError(
-            f"{root / os.fsdecode(e.filename)} is in the way: a mesh of this name lives; "
-            f"`%dist_attach {name}` finds it, `cellmesh stop {name}` ends it"
-        ) from e
+        raise _in_the_way(root / os.fsdecode(e.filename), name) from e
     except OSError as e:
         if os.path.islink(root):
             raise _foreign_root(root) from e
@@ -342,6 +339,18 @@ def remove_directory(directory: Path) -> None:
             elif path.name != _FILE:
                 path.unlink(missing_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _in_the_way(path: Path, name: str) -> HostError:
+    try:
+        ticket = read_ticket(path / _FILE)
+    except HostError:
+        return HostError(f"{path} is in the way: choose another name, or look at it")
+    process = f"process {ticket.agent_pid}" if ticket.agent_pid else "about to start"
+    return HostError(
+        f"a mesh of the name {name} lives ({process}): `%dist_attach {name}` finds it, "
+        f"`cellmesh stop {name}` ends it, and `--name` gives the new one another"
+    )
 
 
 def _foreign_root(root: Path) -> HostError:

@@ -43,13 +43,33 @@ class Sink(Protocol):
         """
 
 
+def in_terminal(text: str, mesh: str = "") -> str:
+    """Return a text with commands in place of the magics that it names, for a command's user.
+
+    Args:
+        text: the text. Magics without a command are left: ``cellmesh shell`` has them.
+        mesh: name of the mesh, for magics that need none; "" if it is not known.
+    """
+    magics = r"%dist_(heal|status|logs|stacks|interrupt|stop(?! [\w-]))"
+    text = re.sub(magics, lambda magic: f"cellmesh {magic[1]} {mesh}".rstrip(), text)
+    text = re.sub(r"%dist_(start|stop)", r"cellmesh \1", text)
+    text = text.replace("%dist_attach", "cellmesh shell")
+    return text.replace(" or cellmesh.start()", "")
+
+
 class ConsoleSink:
     """Writes output as plain text to two files, by default to ``sys.stdout`` and ``sys.stderr`` as
     they are at the time of writing.
+
+    Args:
+        out, err: the files.
+        mesh: name of the mesh that a command acts on: its remarks are those `in_terminal`.
     """
 
-    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        self._out, self._err = out, err
+    def __init__(
+        self, out: TextIO | None = None, err: TextIO | None = None, mesh: str = ""
+    ) -> None:
+        self._out, self._err, self._mesh = out, err, mesh
         self._has_status = False
 
     @functools.cached_property
@@ -64,6 +84,8 @@ class ConsoleSink:
                 stream, text = self._bars.text_of(block)
                 if isinstance(block.item, Trace) and not self._file("stderr").isatty():
                     text = COLOUR.sub("", text)
+                if self._mesh and isinstance(block.item, Trace | Gap):
+                    text = in_terminal(text, self._mesh)
                 pieces.append((stream, text))
                 if isinstance(block.item, Bars):
                     going = self._bars.going(block.item)
@@ -77,7 +99,7 @@ class ConsoleSink:
             self.status(going, not going)
 
     def note(self, text: str) -> None:
-        self._write("stderr", text + "\n")
+        self._write("stderr", (in_terminal(text, self._mesh) if self._mesh else text) + "\n")
 
     def status(self, text: str, final: bool) -> None:
         if not self._file("stdout").isatty():

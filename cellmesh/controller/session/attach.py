@@ -6,11 +6,11 @@ import os
 import time
 from pathlib import Path
 
-from ...errors import HostError, MeshUsageError, NoMeshError, did_you_mean
+from ...errors import HostError, MeshUsageError, NoMeshError
 from ...wire.host import Process, this_place
 from ...wire.marks import is_dead
 from ...wire.modules import loaded
-from ...wire.ticket import Ticket, find_strange, read_ticket, runtime_root
+from ...wire.ticket import Ticket, read_ticket, runtime_root
 from ..mesh import Mesh
 from ..output.calling_cell import current_sink
 from ..output.console import Sink
@@ -19,7 +19,16 @@ from .launch.local import (
     Launcher,
     LocalAgent,
 )
-from .living import FoundMesh, choose, describe, end_left, find_living, forget_if_dead, look_at
+from .living import (
+    FoundMesh,
+    choose,
+    describe,
+    end_left,
+    find_living,
+    forget_if_dead,
+    look_at,
+    missing,
+)
 from .session import Session
 from .standing import describe_runs, find_agents, keep_ticket
 
@@ -112,14 +121,9 @@ def find_mesh(name: str | None) -> FoundMesh:
     if name is None and len(living) == 1:
         return living[0]
     names = [mesh.name for mesh in living]
-    strange = "".join(f"; {why}" for _, why in find_strange(root))
     if name is None and living:
         raise MeshUsageError(f"{len(living)} meshes live: name one of {', '.join(names)}")
-    missing = "no mesh is running" if name is None else f"there is no mesh {name!r}"
-    there = f" (running: {', '.join(names)})" if names else ""
-    near = did_you_mean(name or "", names)
-    start = "" if names else ": `cellmesh start 4` starts one"
-    raise NoMeshError(f"{missing}{near}{there}{start}{strange}")
+    raise missing(name, names)
 
 
 def stop_mesh(name: str) -> None:
@@ -154,12 +158,7 @@ def _find_ticket(name: str | None, steal: bool) -> Ticket:
     living = find_living(asks=True)
     if name is None and (chosen := choose(living, steal)) is not None:
         return chosen.ticket
-    names = ", ".join(mesh.name for mesh in living)
-    strange = "".join(f"; {why}" for _, why in find_strange(root))
-    if not living:
-        which = f"there is no mesh {name!r}" if name else "no mesh is running here"
-        raise NoMeshError(f"{which}: start one with `%dist_start` or cellmesh.start(){strange}")
-    if name is None:
+    if name is None and living:
         free = [mesh.name for mesh in living if mesh.is_free]
         example = free[-1] if free else f"--steal {living[-1].name}"
         lines = "\n".join(
@@ -169,10 +168,7 @@ def _find_ticket(name: str | None, steal: bool) -> Ticket:
             f"there are {len(living)} meshes: say which one, as in `%dist_attach {example}`\n"
             f"{lines}"
         )
-    raise NoMeshError(
-        f"there is no mesh {name!r} (there is {names})"
-        f"{did_you_mean(name, [mesh.name for mesh in living])}{strange}"
-    )
+    raise missing(name, [mesh.name for mesh in living])
 
 
 def check_ticket(ticket: Ticket) -> None:

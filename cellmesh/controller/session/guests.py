@@ -165,7 +165,7 @@ def _carry_out(mesh: Mesh, guest: socket.socket, request: Request) -> None:
     outbox.put(Event("taken"))
     out: Any = _Stream(outbox, "out", False)  # no TextIO in name, as it lacks most of it
     err: Any = _Stream(outbox, "err", request.has_colours)
-    caller = Caller(ConsoleSink(out, err), _LONG_S)
+    caller = Caller(ConsoleSink(out, err, mesh.name), _LONG_S)
 
     def hear() -> bool:
         """Interrupt the guest's run at its request; return False once the guest has ended."""

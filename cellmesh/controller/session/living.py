@@ -11,18 +11,19 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ...errors import HostError, MeshUsageError
+from ...errors import HostError, MeshUsageError, NoMeshError, did_you_mean
 from ...wire import marks
 from ...wire.host import format_span, is_process, this_place
 from ...wire.ticket import (
     Holder,
     Ticket,
+    find_strange,
     find_tickets,
     read_holder,
     read_ticket,
@@ -161,6 +162,15 @@ def find_living(asks: bool) -> list[FoundMesh]:
     states = ("running", "detached") if asks else ("running", "detached", "unheard")
     found = find_meshes(runtime_root(), asks)
     return [mesh for mesh in found if mesh.state in states and mesh.ticket.host is None]
+
+
+def missing(name: str | None, names: Collection[str]) -> NoMeshError:
+    """Return the error that there is no mesh of a name, or none at all, but those of `names`."""
+    text = "no mesh is running" if name is None else f"there is no mesh {name!r}"
+    there = f" (running: {', '.join(names)})" if names else ""
+    start = "" if names else ": `%dist_start 4` or cellmesh.start() starts one"
+    strange = "".join(f"; {why}" for _, why in find_strange(runtime_root()))
+    return NoMeshError(f"{text}{did_you_mean(name or '', names)}{there}{start}{strange}")
 
 
 def left_meshes(asks: bool) -> list[FoundMesh]:

@@ -296,6 +296,6 @@ def report_lost_context(rank: int, error: str) -> None:
     """
     write_stderr(
         f"cellmesh: rank {rank} ends: its CUDA context is lost ({error}), and this process can "
-        "never use the GPU again.\n%dist_heal starts the rank again. To see the line that failed, "
-        "set CUDA_LAUNCH_BLOCKING=1 before %dist_start.\n"
+        "never use the GPU again.\nA heal starts the rank again. To see the line that failed, set "
+        "CUDA_LAUNCH_BLOCKING=1 before the start of the mesh.\n"
     )

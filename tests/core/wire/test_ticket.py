@@ -71,12 +71,14 @@ def test_a_directory_belongs_to_its_owner_alone(root: Path) -> None:
         (lambda root: root.mkdir(0o750), "", "must belong to you alone"),
         (lambda root: root.mkdir(0o705), "", "must belong to you alone"),
         (lambda root: make_directory(root, "one"), "",
-         "one is in the way: a mesh of this name lives; `%dist_attach one` finds it"),
+         "one is in the way: choose another name, or look at it"),
+        (lambda root: write_ticket(ticket_in(make_directory(root, "one"))), "",
+         "a mesh of the name one lives (about to start): `%dist_attach one` finds it"),
         (lambda root: root.write_text("a file"), "", "in the way"),
         (lambda root: root.write_text("a file"), "below", "set JUPYTER_RUNTIME_DIR to another"),
         (lambda root: None, "ü" * 40, "too long for a socket's address"),
     ],
-    ids=["0750", "0705", "name in use", "a file", "below a file", "too long"],
+    ids=["0750", "0705", "left", "name in use", "a file", "below a file", "too long"],
 )  # fmt: skip
 def test_a_directory_that_cannot_be_made_is_refused(
     root: Path, prepare: Callable[[Path], object], below: str, why: str

@@ -13,7 +13,7 @@ from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 
 from cellmesh.controller.output import calling_cell
 from cellmesh.controller.output.cell import CellSink
-from cellmesh.controller.output.console import ConsoleSink, SilentSink, as_text
+from cellmesh.controller.output.console import ConsoleSink, SilentSink, as_text, in_terminal
 from cellmesh.controller.output.fold import Block, Gap, Item, Line, Live
 
 from ....support.blocks import TRACE, Recorder, clear, line, rich
@@ -70,6 +70,27 @@ def test_a_file_gets_the_last_status_and_remarks() -> None:
     calls = [("note", "rank 3 died"), ("status", "1 of 4", False), ("status", "ready", True)]
     gone = [("status", "waiting", False), ("status", "", True)]
     assert texts_of(*calls, *gone) == ["ready\n", "rank 3 died\n"]
+
+
+@pytest.mark.parametrize(
+    ("text", "for_commands"),
+    [
+        ("`%dist_heal --from 0` copies", "`cellmesh heal dev --from 0` copies"),
+        ("stop it with %dist_interrupt, then", "stop it with cellmesh interrupt dev, then"),
+        ("`%dist_attach a`, or `%dist_stop a`", "`cellmesh shell a`, or `cellmesh stop a`"),
+        ("`%dist_stop`, not `%dist_restart`", "`cellmesh stop dev`, not `%dist_restart`"),
+        ("start it with `%dist_start` or cellmesh.start()", "start it with `cellmesh start`"),
+    ],
+)
+def test_next_steps_for_users_of_commands_are_commands(text: str, for_commands: str) -> None:
+    assert in_terminal(text, "dev") == for_commands
+    console = ConsoleSink(err := io.StringIO(), err, "dev")
+    console.note(text)
+    console.show([line(0, text="%dist_heal")])  # of a user's program
+    console.show([Block((0,), Gap(1, 1))])
+    remark, own, gap = err.getvalue().splitlines()
+    assert (remark, own) == (for_commands, "[0] %dist_heal")
+    assert gap.endswith("all of it: cellmesh logs dev 0")
 
 
 def test_on_a_terminal_the_status_replaces_itself_and_output_takes_its_place() -> None:
