@@ -20,6 +20,9 @@ from .host import Process, host_name, is_process, started_ticks
 from .own_file import open_own_directory
 from .ticket import runtime_root
 
+# A zygote's answer to a request for which it is to import more first: ask again.
+IMPORTING = "the waiting zygote imports modules"
+
 
 class Needs(msgspec.Struct, frozen=True):
     """The conditions of a shell's mesh besides its environment, which a zygote has to fit.

@@ -30,7 +30,7 @@ from ..wire.environment import SET_BY_MESH, SET_BY_TORCH
 from ..wire.marks import READY, StartMesh
 from ..wire.preload import read_preloads
 from ..wire.process import wait_readable
-from ..wire.waiting import Needs, find_sockets, is_own_peer, name_socket
+from ..wire.waiting import IMPORTING, Needs, find_sockets, is_own_peer, name_socket
 from .agent import (
     agent,  # noqa: F401  (imports the agent's modules before the agent is forked)
     guardian,
@@ -162,7 +162,7 @@ class Shells:
         raise TimeoutError
 
     def take(self, order: StartMesh) -> str:
-        """Return why a mesh cannot be forked; "" if it can, and is going to be."""
+        """Return why a mesh cannot be forked; "" if it can, once all is imported."""
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in order.environment.items()}
         needs = order.needs or Needs({}, (), "", ())
         if misfit := self.misfit(needs, environment):
@@ -226,14 +226,15 @@ class _Waiting:
         self._server, self._kernel, self._keep_s = server, kernel, keep_s
         self._shell, self._loading, self._shells = shell, loading, shells
         self._guardians: dict[int, int] = {}  # of living meshes: pidfd -> pid
+        self._pause_s = _IDLE_S
 
     def serve(self) -> None:
         """Serve until the kernel ends, or no request is sent for `keep_s` while no mesh lives."""
-        ends, pause_s = time.monotonic() + self._keep_s, _IDLE_S
+        ends = time.monotonic() + self._keep_s
         self._learn()
         while self._guardians or time.monotonic() < ends:
             limits = [] if self._guardians else [max(0.0, ends - time.monotonic())]
-            limits += self._loading.limits(pause_s)
+            limits += self._loading.limits(self._pause_s)
             own = self._own()
             numbers = (*own, *self._loading.descriptors())
             ready = set(wait_readable(numbers, min(limits) if limits else None))
@@ -254,7 +255,7 @@ class _Waiting:
                     if os.WIFEXITED(outcome):
                         return
                 elif outcome is not None:  # this is the copy
-                    pause_s = 0.0
+                    self._pause_s = 0.0
                     self._guardians.clear()
                     self.watch(outcome)
                     self._learn()
@@ -292,9 +293,15 @@ class _Waiting:
         request, pipe, _ = descriptors
         data = os.pread(request, os.fstat(request).st_size, 0)
         order = msgspec.msgpack.decode(data, type=StartMesh)
-        if self._shells is not None and (problem := self._shells.take(order)):
-            os.write(pipe, problem.encode(errors="replace"))
-            return
+        if self._shells is not None:
+            problem = self._shells.take(order)
+            self._learn()
+            if not problem and self._loading.limits(0.0):
+                # Each rank would import the rest by itself.
+                problem, self._pause_s = IMPORTING, 0.0
+            if problem:
+                os.write(pipe, problem.encode(errors="replace"))
+                return
         own = {connection.fileno(), *self._own(), *self._loading.descriptors()}
         if self._shells is not None:
             own.add(self._shells.directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,16 @@ def ask(client: ShellPrestart, directory: Path) -> None:
     ticket = make_ticket(directory=str(directory))
     with open(os.devnull, "wb") as log:
         client.start(ticket, log.fileno())
+
+
+def test_a_start_waits_for_one_that_has_more_modules_to_import(zygote: psutil.Process) -> None:
+    def has_all() -> bool:
+        return "torch._inductor.compile_fx" in sys.modules  # of the last stage
+
+    with start_from(client := new_client(), 1) as mesh:
+        client.leave_one()
+        assert mesh[0].run(has_all)
+    assert find_waiting(runtime_root()) == [zygote]
 
 
 def test_meshes_of_two_processes_at_once_have_all_of_their_own(

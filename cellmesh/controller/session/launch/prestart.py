@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -43,6 +44,8 @@ KEEP_S = 600.0
 _FORK_S = 20.0
 # Time limit for a zygote of shells to accept a connection; it may be stopped.
 _ACCEPT_S = 2.0
+# Time between two requests to one that imports modules first.
+_ASK_S = 0.05
 # Zygotes of shells that wait at most, of a user.
 _MAX_WAITING = 3
 # Variables for which a zygote has values of its own.
@@ -293,6 +296,7 @@ class ShellPrestart(Prestart):
         # Without the first entry: the folder of this process's program, or that of its script.
         self._path = sys.path if sys.flags.safe_path else sys.path[1:]
         self._asked: set[Process] = set()
+        self._again: tuple[float, Callable[[], object], bool] = (0.0, lambda: None, True)
         self._leaves = False
         self._files = (0, 0)
 
@@ -318,6 +322,8 @@ class ShellPrestart(Prestart):
                 if each.process in self._asked or each.num_modules < 0:
                     continue
                 self._asked.add(each.process)
+                self._again = timeout_s, on_wait, is_preloaded
+                self._last = each.process
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._socket.settimeout(min(timeout_s, _ACCEPT_S))
                 with contextlib.suppress(OSError):
@@ -329,13 +335,26 @@ class ShellPrestart(Prestart):
         return False
 
     def start(self, ticket: Ticket, log: int) -> tuple[int, int]:
-        """Fork a mesh's guardian, agent and zygote from the waiting zygote, if that fits.
+        """Fork a mesh's guardian, agent and zygote from the waiting zygote, if that fits. Waits
+        until it has imported all modules, which a start without it would import as well.
 
         Raises:
             HostError: the zygote does not fit, has ended, or hangs.
         """
+        timeout_s, on_wait, _ = self._again
+        ends, pids = time.monotonic() + timeout_s, None
         try:
-            pids = super().start(ticket, log)
+            while pids is None:
+                try:
+                    pids = super().start(ticket, log)
+                except HostError as error:
+                    if str(error) != waiting.IMPORTING or time.monotonic() > ends:
+                        raise
+                    on_wait()
+                    time.sleep(_ASK_S)
+                    self._asked.discard(self._last)
+                    if not self.prepare(*self._again):
+                        raise
         finally:
             self._end()
         self._leaves = False
