@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from .controller.mesh import Mesh as Mesh
+    from .controller.meshes import Meshes
     from .controller.run import Results as Results
     from .controller.run import Run as Run
     from .controller.session.attach import attach as attach
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .errors import RankFailure as RankFailure
     from .errors import Released as Released
     from .wire.options import StartOptions as StartOptions
+
+    meshes: Meshes
 
 __version__ = "0.1.0"
 
@@ -42,7 +45,7 @@ _HOMES = {
     "Released": ".errors",
 }
 
-__all__ = [*_HOMES, "log", "on_heal", "__version__"]
+__all__ = [*_HOMES, "meshes", "log", "on_heal", "__version__"]
 __all__ += ["load_ipython_extension", "unload_ipython_extension"]
 
 
@@ -102,6 +105,10 @@ def _of_rank(name: str) -> Callable[..., Any] | None:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    if name == "meshes":
+        from .controller.meshes import own_meshes
+
+        return own_meshes()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

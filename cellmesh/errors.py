@@ -6,6 +6,7 @@ process of the mesh, or code on a rank.
     CellmeshError
     +-- MeshUsageError      the user's call: a bad option, no mesh, a name that is not there
     |   +-- NoMeshError         nothing to run on: start a mesh first
+    |   |   +-- UnknownMeshError    this process has no living mesh of that name (a KeyError)
     |   +-- UnpicklableError    a value that cannot travel; names the part that cannot
     +-- RankFailure         the user's code on some ranks (an ExceptionGroup; rank -> exception)
     +-- RankDied            a rank's process ended: signal or exit code, last output
@@ -48,6 +49,13 @@ class MeshUsageError(CellmeshError, ValueError):
 
 class NoMeshError(MeshUsageError):
     """Raised if there is no running mesh to act on."""
+
+
+class UnknownMeshError(NoMeshError, KeyError):
+    """Raised if this process has no living mesh of a name."""
+
+    def __str__(self) -> str:  # a KeyError's has quotes
+        return str(self.args[0])
 
 
 class UnpicklableError(MeshUsageError, TypeError):

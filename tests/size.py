@@ -48,7 +48,7 @@ class Feature:
 FEATURES = (
     Feature(
         "package",
-        113,
+        124,
         "__init__.py __main__.py errors.py stdlib.py",
     ),
     Feature(
@@ -70,7 +70,7 @@ FEATURES = (
     ),
     Feature(
         "mesh, ranks and runs",
-        1155,
+        1190,
         "controller/",
     ),
     Feature(
@@ -90,7 +90,7 @@ FEATURES = (
     ),
     Feature(
         "start and its options",
-        860,
+        880,
         "controller/options.py wire/options.py controller/host_list.py "
         "controller/session/start.py controller/session/alike.py "
         "controller/session/surroundings.py "
@@ -233,12 +233,12 @@ FEATURES = (
     ),
     Feature(
         "magics",
-        793,
+        850,
         "magics/",
     ),
     Feature(
         "export",
-        732,
+        772,
         "magics/export/",
     ),
     Feature(

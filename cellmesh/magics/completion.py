@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -66,19 +66,21 @@ class CellCompletion:
 
     Args:
         shell: shell of the notebook.
-        mesh: returns the mesh, if there is one.
+        mesh: returns the mesh that a magic's options name, else the one in use, if there is one.
         read: returns the part of a cell that runs on ranks, and these ranks.
+        meshes: returns the names of the meshes that may stand at the end of a magic's line.
     """
 
     def __init__(
         self,
         shell: InteractiveShell,
-        mesh: Callable[[], Mesh | None],
+        mesh: Callable[[dict[str, Any]], Mesh | None],
         read: Callable[[str], tuple[CellForRanks, Ranks] | None],
+        meshes: Callable[[str], Sequence[str]],
     ) -> None:
         self._shell = shell
         self._mesh = mesh
-        self._read = read
+        self._read, self._meshes = read, meshes
         self._kernel: Any = getattr(shell, "kernel", None)
         self._own: Any = None
         self._own_help: Any = None
@@ -175,7 +177,8 @@ class CellCompletion:
     # ---- magics' options
 
     def _match_options(self, context: CompletionContext) -> dict[str, Any]:
-        found = complete_line(context.text_until_cursor, self._complete_word)
+        line = context.text_until_cursor
+        found = complete_line(line, lambda *word: self._complete_word(line, *word))
         if found is None:
             return {"completions": [], "suppress": False}
         return {
@@ -185,13 +188,17 @@ class CellCompletion:
             "ordered": True,
         }
 
-    def _complete_word(self, typed: str, meaning: Meaning) -> Choices:
+    def _complete_word(self, line: str, typed: str, meaning: Meaning) -> Choices:
+        if meaning == "mesh":
+            names = self._meshes(line)
+            return Choices(typed, tuple(name for name in names if name.startswith(typed)))
         if meaning == "notebook's name":
             hidden = self._shell.user_ns_hidden
             names = sorted(name for name in self._shell.user_ns if name not in hidden)
             shown = (name for name in names if typed or not name.startswith("_"))
             return Choices(typed, tuple(name for name in shown if name.startswith(typed)))
-        mesh = self._mesh()
+        on = _ON.search(line)
+        mesh = self._mesh({"on": on[1]} if on is not None else {})
         found = None
         if mesh is not None and (meaning == "expression" or typed.isidentifier() or not typed):
             with contextlib.suppress(CellmeshError, UnicodeError):
@@ -212,6 +219,7 @@ def _give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 
 # ---------------------------------------------------------------- options of the magics
 
+_ON = re.compile(r"\s--on[ =](\S+)\s")
 _LINE = re.compile(r"^\s*(?:\w+\s*=\s*)?%{1,2}(\w+)\s(.*)$", re.DOTALL)
 
 

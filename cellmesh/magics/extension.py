@@ -67,7 +67,7 @@ class Extension:
         self._failures = FailureDisplay(shell)
         self._transformer = make_transformer(lambda: self.commands.is_auto)
         self._completion = CellCompletion(
-            shell, lambda: self.commands.mesh, self.commands.read_cell
+            shell, self.commands.mesh_of, self.commands.read_cell, self.commands.mesh_names
         )
 
     def register(self) -> None:
@@ -121,7 +121,7 @@ class Extension:
                 raise MeshUsageError(f"%{name} runs a whole cell: write %%{name} on its first line")
             return method(options, cell, line)
         result = method(options)
-        count, mesh = self.commands.execution_count(), self.commands.mesh
+        count, mesh = self.commands.execution_count(), self.commands.mesh_of(options)
         self.commands.recorder.magic(count, name, line, options, mesh)
         return result
 

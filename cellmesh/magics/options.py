@@ -42,6 +42,10 @@ START_OPTIONS: tuple[click.Parameter, ...] = (
     ),
 )
 
+# Of all magics but those that name a mesh otherwise, or act on none.
+_ON = "--on MESH: The mesh, by its name; by default the one in use."
+_OF_NO_MESH = ("dist_start", "dist_attach", "dist_use", "local")
+
 # Magics that run the rest of their cell.
 CELL_MAGICS = ("dist", "dist_profile", "local")
 
@@ -68,6 +72,10 @@ dist_profile: Run this cell on the ranks under torch.profiler; show where time w
     -o, --output FILE (trace): Write one Chrome trace, for Perfetto: a process for each rank.
     --rows COUNT=10 (num_rows): How many operators of each kind the tables have.
     --argv ARGUMENTS: sys.argv behind the program's name, in quotes, like '--lr 0.1'.
+
+dist_use: Have magics act on this mesh of the notebook, where several run, and `mesh` be it.
+    %dist_use generator
+    name MESH
 
 dist_auto: Run every cell on the ranks from here on; %%local and %dist... cells stay here.
     %dist_auto on
@@ -112,7 +120,7 @@ dist_who: Show the ranks' names: types, shapes, sizes, and where they differ bet
     pattern [PATTERN]
     --ranks SET: Ranks, like 0,2-3.
 
-dist_status: Show each rank: process, device, what it is doing, memory.
+dist_status: Show each rank of the notebook's meshes: process, device, what it is doing, memory.
     %dist_status --live
     --live: A dashboard that goes on, with buttons.
     --debug: Below, modules imported before the fork, and the last steps of failed runs and heals.
@@ -190,11 +198,11 @@ more.
     --per-rank: Seed each rank with the seed plus its rank.
 
 dist_reload: Reload modules of yours on the ranks whose files have changed; objects go on with the
-new code. As IPython's %autoreload does, which a cell of the ranks can turn on. On many hosts, these
-have the notebook's files.
+new code, on all meshes. As IPython's %autoreload does, which a cell of the ranks can turn on. On
+many hosts, these have the notebook's files.
     %dist_reload
 
-dist_export: Write what ran on the ranks, in its order, as a script for torchrun.
+dist_export: Write what ran on the ranks of one mesh, in its order, as a script for torchrun.
     %dist_export train.py
     path FILE
     --force: Overwrite the file.
@@ -246,8 +254,9 @@ class Choices(NamedTuple):
     kind: str = "instance"
 
 
-# Meaning of a word: an expression on the ranks, the name of a variable there, or in the notebook.
-Meaning = Literal["expression", "name", "notebook's name"]
+# Meaning of a word: an expression on the ranks, the name of a variable there, or in the notebook,
+# or of a mesh.
+Meaning = Literal["expression", "name", "notebook's name", "mesh"]
 # Completes the typed part of a word.
 CompleteWord = Callable[[str, Meaning], Choices]
 
@@ -278,6 +287,7 @@ _KINDS: dict[str, Any] = {
     "PATTERN": Named("name"),
     "NAME": Named("notebook's name"),
     "PATH": Named("name"),  # names of variables come before it
+    "MESH": Named("mesh"),
     "RANK": int,
     "COUNT": click.IntRange(1),
     "SEED": click.IntRange(0),
@@ -293,7 +303,11 @@ def _read_table() -> Iterator[click.Command]:
         name, _, text = summary.replace("\n", " ").partition(": ")
         yield click.Command(
             name,
-            params=[*map(_read_param, params), *(START_OPTIONS if name == "dist_start" else ())],
+            params=[
+                *map(_read_param, params),
+                *(START_OPTIONS if name == "dist_start" else ()),
+                *([] if name in _OF_NO_MESH else [_read_param(_ON)]),
+            ],
             help=f"{text}\n\n\b\nExample:\n  {example}",
             add_help_option=False,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from .launch.local import ranks_environment
 from .living import FoundMesh, advise_left, describe, end_left, left_meshes
 from .session import Session
 from .start import read_options
+
+_GENERATED = re.compile(r"mesh-\d+-[0-9a-f]{4}")  # as `launch.local.make_ticket` does
 
 
 def check_same(session: Session, given: Mapping[str, Any]) -> Options:
@@ -37,7 +40,8 @@ def check_same(session: Session, given: Mapping[str, Any]) -> Options:
     if options.num_ranks != session.num_ranks:
         raise MeshUsageError(
             f"{name} runs with {session.num_ranks} ranks, not {options.num_ranks}: "
-            f"`%dist_resize {options.num_ranks}` gives it that number, {fresh}"
+            f"`%dist_resize {options.num_ranks}` gives it that number, {fresh}, `%dist_start "
+            f"{options.num_ranks} --name NAME` starts one beside it"
         )
     if _asks_other_dims(options, session.dims):
         have = ", ".join(f"{dim}={size}" for dim, size in session.dims.items())
@@ -49,6 +53,22 @@ def check_same(session: Session, given: Mapping[str, Any]) -> Options:
     if differing := differences(options, session.ticket):
         raise MeshUsageError(f"{name} runs with {'; '.join(differing)}: {fresh}")
     return options
+
+
+def name_of_same(given: Mapping[str, Any], held: Sequence[str]) -> str:
+    """Return the name of the mesh that a start with these options is about, among those that the
+    notebook has; "" if it is about a new one.
+
+    A start with a name is about the mesh of that name. One without is about the mesh that was
+    started without a name, else about the one in use, as `%dist_start 4` twice keeps the mesh.
+
+    Args:
+        given: the options of the start, as `start` takes them.
+        held: names of the notebook's meshes; the one in use is last.
+    """
+    if name := read_options(given).name:
+        return name if name in held else ""
+    return next((each for each in reversed(held) if _GENERATED.fullmatch(each)), held[-1])
 
 
 def settle_left(given: Mapping[str, Any], is_fresh: bool, show: Callable[[str], None]) -> None:
@@ -86,7 +106,9 @@ def find_same(given: Mapping[str, Any], left: Sequence[FoundMesh]) -> list[Found
     if not own:
         return []
     options = read_options(given)
-    return [mesh for mesh in own if _is_same(options, mesh.ticket)]
+    same = [mesh for mesh in own if _is_same(options, mesh.ticket)]
+    unnamed = [mesh for mesh in same if _GENERATED.fullmatch(mesh.name)]
+    return same if options.name else unnamed or same
 
 
 def offer_left(same: Sequence[FoundMesh]) -> MeshUsageError:

@@ -12,6 +12,7 @@ from ...wire.marks import is_dead
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, read_ticket, runtime_root
 from ..mesh import Mesh
+from ..meshes import own_meshes
 from ..output.calling_cell import current_sink
 from ..output.console import Sink
 from .guests import accept_guests
@@ -97,6 +98,7 @@ def attach(
     if ticket.spans_hosts:
         keep_ticket(ticket)
     mesh = Mesh(session)
+    own_meshes().add(mesh)
     accept_guests(mesh, visits)
     return mesh
 

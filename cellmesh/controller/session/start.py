@@ -126,9 +126,11 @@ def start_from(
     except BaseException:
         session.stop()
         raise
+    from ..meshes import own_meshes
     from .guests import accept_guests
 
     mesh = Mesh(session)
+    own_meshes().add(mesh)
     accept_guests(mesh)
     return mesh
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,9 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from ...controller.arguments import CellSyntaxError, read_argv
 from ...controller.mesh import Mesh
 from ...controller.mesh_dims import parse_mesh
+from ...controller.meshes import own_meshes
 from ...controller.run import Run
+from ...errors import MeshUsageError, did_you_mean
 from ...wire.ranks import parse_ranks
 from ..auto import read_cell
 from ..options import unquote
@@ -156,11 +158,20 @@ class Beginning:
 
 
 class PageHistory:
-    """Records the cells of one notebook, and the actions of each on the mesh."""
+    """Records the cells of one notebook, and the actions of each on one mesh.
 
-    def __init__(self) -> None:
+    Args:
+        earlier: cells that the notebook ran before the mesh began.
+
+    Attributes:
+        beginning: start of the mesh's present ranks.
+        elsewhere: name of another mesh -> numbers of the cells that ran on its ranks.
+    """
+
+    def __init__(self, earlier: Iterable[NotebookCell] = ()) -> None:
         self.beginning: Beginning | None = None
-        self._cells: list[NotebookCell] = []
+        self.elsewhere: dict[str, list[int]] = {}
+        self._cells = list(earlier)
         self._open: NotebookCell | None = None
 
     def begin(self, beginning: Beginning) -> None:
@@ -176,8 +187,24 @@ class PageHistory:
             self._open = NotebookCell(count)
         self._open.entries.append(entry)
 
-    def close(self, count: int, source: str, failed: bool) -> None:
-        """Record the end of the running cell, its source, and whether it failed."""
+    def page_cells(self) -> list[NotebookCell]:
+        """Return records of the cells that have ended and did not run on ranks."""
+        own = [cell for cell in self._cells if not cell.is_on_ranks()]
+        return [NotebookCell(cell.count, cell.source, [], cell.failed) for cell in own]
+
+    @property
+    def is_on_ranks(self) -> bool:
+        """Whether the running cell has run on this mesh's ranks."""
+        return self._open is not None and self._open.is_on_ranks()
+
+    def close(self, count: int, source: str, failed: bool, elsewhere: Iterable[str] = ()) -> None:
+        """Record the end of the running cell, its source, whether it failed, and the other meshes
+        whose ranks it ran on.
+        """
+        for name in elsewhere:
+            self.elsewhere.setdefault(name, []).append(count)
+        if self._open is None and elsewhere:
+            return
         cell = self._open or NotebookCell(count)
         self._open = None
         cell.count, cell.source, cell.failed = count, source, failed
@@ -222,7 +249,7 @@ def describe(value: Any) -> str:
 
 
 class Recorder:
-    """Records the cells and magics of one notebook in a `PageHistory`.
+    """Records the cells and magics of one notebook in a `PageHistory` for each mesh.
 
     Args:
         shell: shell of the notebook.
@@ -230,7 +257,28 @@ class Recorder:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self.history = PageHistory()
+        self._page = PageHistory()  # of the cells before the first mesh
+        self._of: dict[str, PageHistory] = {}  # name of a mesh -> its history; the last begun last
+
+    def choose(self, name: str | None, in_use: str) -> PageHistory:
+        """Return the history of a mesh: of this name, else of the one in use, else of the last.
+
+        Raises:
+            MeshUsageError: no mesh of this name has run cells of the notebook.
+        """
+        if name and name not in self._of:
+            near = did_you_mean(name, self._of)
+            raise MeshUsageError(f"this notebook has run nothing on a mesh {name!r}{near}")
+        return self._of.get(name or in_use) or next(reversed(self._of.values()), self._page)
+
+    def _begin(self, mesh: Mesh, attached: bool) -> None:
+        """Begin the history of a mesh's new ranks, and drop those of meshes that have ended."""
+        last = next(reversed(self._of.values()), self._page)
+        living = own_meshes()
+        self._of = {name: each for name, each in self._of.items() if name in living}
+        if mesh.name not in self._of:
+            self._of[mesh.name] = PageHistory(last.page_cells())
+        self._of[mesh.name].begin(_beginning(mesh, attached))
 
     def cell(
         self,
@@ -243,7 +291,7 @@ class Recorder:
     ) -> None:
         """Record a cell that was sent to ranks as a run."""
         entry = RankCell(source, _unless_all(run.ranks, mesh), quiet, run, argv=read_argv(argv))
-        self.history.add(count, entry)
+        self._add(count, entry, mesh)
         run.on_end(entry.settle)
 
     def magic(
@@ -251,11 +299,16 @@ class Recorder:
     ) -> None:
         """Record a line magic that has ended."""
         if mesh is not None and name in _BEGINNINGS:
-            self.history.begin(_beginning(mesh, attached=name == "dist_attach"))
+            self._begin(mesh, attached=name == "dist_attach")
         elif mesh is not None and name not in _PASSED_OVER:
             entry = self._entry(name, line, options, mesh)
             if entry is not None:
-                self.history.add(count, entry)
+                self._add(count, entry, mesh)
+
+    def _add(self, count: int, entry: Entry, mesh: Mesh) -> None:
+        if mesh.name not in self._of:  # the user's code has started it
+            self._begin(mesh, attached=True)
+        self._of[mesh.name].add(count, entry)
 
     def close_cell(self, result: ExecutionResult | None) -> None:
         """Record the end of a cell of the notebook; handles IPython's event."""
@@ -271,7 +324,14 @@ class Recorder:
             return  # no rank has run anything
         if _asks_for_help(info.raw_cell or ""):
             return
-        self.history.close(result.execution_count, info.raw_cell or "", not result.success)
+        on_ranks = [name for name, history in self._of.items() if history.is_on_ranks]
+        for own, history in self._of.items() or [("", self._page)]:
+            history.close(
+                result.execution_count,
+                info.raw_cell or "",
+                not result.success,
+                [name for name in on_ranks if name != own],
+            )
 
     def _entry(self, name: str, line: str, options: dict[str, Any], mesh: Mesh) -> Entry | None:
         match name:

@@ -102,6 +102,12 @@ def export(history: PageHistory, path: Path, overwrite: bool) -> str:
         lines.append(
             "only cells of this notebook are in it: what others ran on this mesh is not known here"
         )
+    for name, counts in history.elsewhere.items():
+        others = ", ".join(f"In [{count}]" for count in counts)
+        lines.append(
+            f"what ran on {name} is not in it ({others}): `%dist_export FILE --on {name}` writes "
+            "that, as a script of its own"
+        )
     return "\n".join([*lines, *(f"- {warning}" for warning in script.warnings)])
 
 

@@ -123,6 +123,23 @@ def compact_table(
     )
 
 
+def join_tables(tables: Mapping[str, Table], in_use: str) -> Table:
+    """Return one table with the rows of the tables of several meshes, each below its mesh's name.
+
+    Args:
+        tables: name of a mesh -> its table.
+        in_use: name of the mesh in use.
+    """
+    headers = list(dict.fromkeys(header for table in tables.values() for header in table.headers))
+    rows, notes = [], list[str]()
+    for name, table in tables.items():
+        for row in table.rows:
+            cells = dict(zip(table.headers, row, strict=True))
+            rows.append([name, *(cells.get(header, "") for header in headers)])
+        notes += [table.caption + (", in use" if name == in_use else ""), *table.notes]
+    return Table(("mesh", *headers), rows, notes=notes)
+
+
 @dataclass(frozen=True)
 class RankRow:
     """One rank's cells in a table.

@@ -43,6 +43,8 @@ every_magic = pytest.mark.parametrize("name", COMMANDS)
         ("dist_push", "x y --ranks 1", {"names": ("x", "y"), "ranks": "1"}),
         ("dist_pull", "loss --rank 3 --as l", {"rank": 3, "target": "l"}),
         ("dist_logs", "0-2 --lines 200", {"ranks": "0-2", "lines": 200}),
+        ("dist_pull", "x - y --on scorer", {"expression": ("x", "-", "y"), "on": "scorer"}),
+        ("dist_stop", "--on scorer", {"name": None, "on": "scorer"}),
         ("dist_load", "'my runs/x' --ranks 0", {"names": ("'my runs/x'",), "ranks": "0"}),
     ],
 )
@@ -192,10 +194,10 @@ def test_every_option_is_offered(name: str) -> None:
         "%dist_start",
         "%dist_status x",
         "dist_start --ba",
-        "%dist_detach ",
+        "%load_ext ",
         "%dist_push no",
         "%dist_save model runs/l",
-        "%dist_attach m",
+        "%dist_attach x",
     ],
 )
 def test_other_lines_are_left_alone(line: str) -> None:

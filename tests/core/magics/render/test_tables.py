@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cellmesh.controller.inspect import compare
-from cellmesh.magics.render.tables import Table, facts_table, status_table
+from cellmesh.magics.render.tables import Table, facts_table, join_tables, status_table
 from cellmesh.wire.inspect import TensorSummary
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 
@@ -47,6 +47,21 @@ def test_html_escapes_what_users_wrote_and_notes_stand_below() -> None:
     html = table._repr_html_()
     for escaped in ("&lt;h&gt;", "&lt;script&gt;", "a &amp; b", "one:\n    &lt;two&gt;</pre>"):
         assert escaped in html
+
+
+def test_tables_of_meshes_are_joined_under_their_names() -> None:
+    tables = {
+        "a": Table(["rank", "state"], [["0", "idle"]], "<a>", ["died"]),
+        "b": Table(["ranks", "state"], [["0-99", "busy"]], "<b>"),
+    }
+    assert repr(join_tables(tables, "b")).splitlines() == [
+        "mesh  rank  state  ranks",
+        "a     0     idle",
+        "b           busy   0-99",
+        "<a>",
+        "died",
+        "<b>, in use",
+    ]
 
 
 # ---- status

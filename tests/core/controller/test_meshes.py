@@ -1,0 +1,85 @@
+"""The meshes of a process by name, and the mesh that a start is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import cellmesh as cm
+from cellmesh.controller.meshes import Meshes, own_meshes
+from cellmesh.controller.session.alike import name_of_same
+
+
+def mesh(name: str, ending: str = "") -> Any:
+    return SimpleNamespace(
+        name=name, rank_set=SimpleNamespace(session=SimpleNamespace(ending=ending))
+    )
+
+
+@pytest.fixture
+def meshes() -> Meshes:
+    found = Meshes()
+    for name in ("trainer", "generator"):
+        found.add(mesh(name))
+    return found
+
+
+def test_meshes_are_a_read_only_mapping(meshes: Meshes) -> None:
+    assert list(meshes) == meshes._ipython_key_completions_() == ["trainer", "generator"]
+    assert meshes["generator"].name == "generator"
+    assert "scorer" not in meshes
+    assert meshes.get("scorer") is None
+    with pytest.raises(TypeError):
+        meshes["x"] = mesh("x")  # type: ignore[index]
+
+
+def test_an_unknown_name_gets_the_nearest(meshes: Meshes) -> None:
+    with pytest.raises(KeyError) as raised:
+        meshes["genrator"]
+    assert str(raised.value) == (
+        "this notebook has no mesh 'genrator' (there is trainer, generator); "
+        "did you mean 'generator'?"
+    )
+    with pytest.raises(cm.CellmeshError, match="`%dist_start 4` starts one"):
+        Meshes()["genrator"]
+
+
+def test_a_mesh_that_has_ended_says_so_until_another_is_added(meshes: Meshes) -> None:
+    meshes["trainer"].rank_set.session.ending = "trainer has ended (stopped)"  # type: ignore[misc]
+    assert list(meshes) == ["generator"]
+    with pytest.raises(KeyError, match="has ended"):
+        meshes["trainer"]
+    meshes.add(mesh("scorer"))
+    with pytest.raises(KeyError, match="there is generator, scorer"):
+        meshes["trainer"]
+    meshes.add(mesh("trainer"))
+    assert list(meshes) == ["generator", "scorer", "trainer"]
+
+
+def test_the_package_has_those_of_the_process() -> None:
+    assert cm.meshes is own_meshes()
+
+
+@pytest.mark.parametrize(
+    ("given", "held", "same"),
+    [
+        ({"num_ranks": 2}, ["mesh-1-abcd"], "mesh-1-abcd"),
+        ({"num_ranks": 2}, ["trainer"], "trainer"),  # as one mesh always was kept
+        ({"num_ranks": 2}, ["mesh-1-abcd", "generator"], "mesh-1-abcd"),  # Run All, twice
+        ({"num_ranks": 2}, ["trainer", "generator"], "generator"),  # the one in use
+        ({"num_ranks": 2, "name": "trainer"}, ["trainer", "generator"], "trainer"),
+        ({"num_ranks": 2, "name": "scorer"}, ["mesh-1-abcd", "generator"], ""),
+    ],
+)
+def test_a_start_is_about_a_mesh_that_runs_or_a_new_one(
+    given: dict[str, Any],
+    held: list[str],
+    same: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # without options of a project
+    assert name_of_same(given, held) == same

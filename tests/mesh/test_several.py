@@ -1,0 +1,126 @@
+"""Two meshes of one notebook, in a real kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import check_nothing_left, own_runtime_dir
+
+from .test_kernel import Notebook, open_notebook
+
+START = ("%dist_start 2", "%dist_start 2 --name generator")
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    with own_runtime_dir() as directory:
+        with open_notebook() as opened:
+            assert opened.run("import cellmesh as cm\n%load_ext cellmesh").status == "ok"
+            started = [str(opened.run(line).messages) for line in START]
+            assert "in use" not in started[0]
+            assert "generator is in use, beside mesh-" in started[1]
+            opened.run("first, = set(cm.meshes) - {'generator'}")
+            yield opened
+        check_nothing_left(directory)
+
+
+def error(notebook: Notebook, code: str) -> str:
+    return str(notebook.run(code).errors()[-1]["evalue"])
+
+
+def use(notebook: Notebook, name: str) -> str:
+    return notebook.run(f"get_ipython().run_line_magic('dist_use', {name})").text()
+
+
+def test_magics_act_on_the_mesh_that_their_line_names_else_on_the_one_in_use(
+    notebook: Notebook,
+) -> None:
+    assert "generator is in use" in use(notebook, "'generator'")
+    notebook.run("%%dist\nwhere = 'generator'")
+    assert "; mesh-" in use(notebook, "first")
+    notebook.run("%%dist\nwhere = 'first'")
+    assert "[0-1] generator" in notebook.run("%%dist --on generator\nprint(where)").text()
+    notebook.run("%dist_pull where --rank 1 --on generator")
+    assert "generator" in notebook.run("print(where)").text()
+    assert "'first'" in notebook.run("%dist_pull where --rank 1\nprint([where])").text()
+    assert "True" in notebook.run("print(mesh is cm.meshes[first])").text()
+    notebook.run("%dist_auto on")
+    assert "[0-1] first" in notebook.run("print(where)").text()
+    notebook.run("%dist_auto on --on generator")
+    assert "[0-1] generator" in notebook.run("print(where)").text()
+    notebook.run("%dist_auto off")
+    assert "did you mean 'generator'?" in error(notebook, "%dist_use generater")
+    assert "did you mean 'generator'?" in error(notebook, "%%dist --on generater\n1")
+
+
+def test_status_lists_all_and_starts_again_keep_both(notebook: Notebook) -> None:
+    notebook.run("%%dist --on generator\nkept = 1")
+    for line in START:
+        assert "2 ranks are running and kept" in str(notebook.run(line).messages)
+    assert "[0-1] 1" in notebook.run("%%dist\nprint(kept)").text()
+    text = notebook.run("print(get_ipython().run_line_magic('dist_status', ''))").text()
+    assert re.search(r"^generator +1 .*\nmesh-\S+ +0 ", text, re.MULTILINE)
+    assert "<cellmesh generator: 2 ranks (dp=2), ready>, in use" in text
+    assert "mesh-" not in str(notebook.run("%dist_status --on generator").messages)
+
+
+def test_the_stop_button_reaches_the_mesh_that_the_cell_waits_for(notebook: Notebook) -> None:
+    notebook.run("other = cm.meshes[first].submit_cell('import time\\ntime.sleep(3600)')")
+    cell = notebook.send("%%dist --on generator\nprint('begun')\nimport time\ntime.sleep(3600)")
+    notebook.read_until(cell, lambda outcome: "begun" in outcome.text())
+    notebook.manager.interrupt_kernel()
+    assert notebook.finish(cell).errors()[-1]["ename"] == "RanksInterrupted"
+    assert "False" in notebook.run("print(other.done())").text()
+    notebook.run("other.interrupt()")
+    notebook.run("try:\n    other.result()\nexcept BaseException:\n    pass")
+
+
+def test_names_are_completed(notebook: Notebook) -> None:
+    for line in ("%dist_use g", "%dist_pull x --on g", "%%dist --on g"):
+        notebook.client.complete(line, len(line))
+        reply = notebook.client.get_shell_msg(timeout=60)
+        assert reply["content"]["matches"] == ["generator"], line
+
+
+def test_each_mesh_is_exported_by_itself(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("%%dist --on generator\nof_generator = 1")
+    notebook.run(
+        "get_ipython().run_cell_magic('dist', f'--on {first}', 'of_first = 1\\n')\nown = 3"
+    )
+    written = notebook.run(f"%dist_export {tmp_path}/g.py --on generator").text()
+    text = (tmp_path / "g.py").read_text()
+    assert "of_generator = 1" in text
+    assert "of_first" not in text
+    assert re.search(r"what ran on mesh-\S+ is not in it \(.*In \[\d+\]\)", written)
+    assert "has run nothing on a mesh 'x'" in error(notebook, "%dist_export x.py --on x")
+
+
+def test_left_meshes_are_attached_one_by_one_and_ended(runtime_dir: Path) -> None:
+    with open_notebook() as opened:
+        opened.run("%load_ext cellmesh\n%dist_start 1 --name a\n%dist_start 1 --name b")
+        opened.run("%%dist\nheld = 'b'")
+        opened.client.stop_channels()
+        opened.manager.restart_kernel(now=True)
+        again = Notebook(opened.manager)
+        loaded = str(again.run("%load_ext cellmesh").messages)
+        assert all(f"`%dist_attach {name}` has it again" in loaded for name in "ab")
+        assert "there are 2 meshes: say which one" in error(again, "%dist_attach")
+        assert "in use" not in str(again.run("%dist_attach b").messages)
+        assert "a is in use, beside b" in str(again.run("%dist_attach").messages)
+        assert "a is attached" in error(again, "%dist_attach")
+        assert "b is attached" in error(again, "%dist_attach b --steal")
+        assert again.run("%dist_detach").text() == (
+            "a lives on: `%dist_attach a` finds it again; b is in use\n"
+        )
+        assert "[0] b" in again.run("%%dist\nprint(held)").text()
+        assert "a is in use, beside b" in str(again.run("%dist_attach a").messages)
+        assert again.run("%dist_stop").text() == "a has ended; b is in use\n"
+        assert "a has ended (stopped)" in error(again, "%dist_use a")
+        assert again.run("%dist_stop b").text() == ""
+        assert "no mesh is running" in error(again, "%dist_status")
+        again.client.stop_channels()
+    check_nothing_left(runtime_dir)
