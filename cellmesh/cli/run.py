@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..controller.options import read_project_options, working_directory
-from ..magics.options import START_OPTIONS
+from ..magics.options import START_OPTIONS, chosen
 from . import torchrun
 from .launch import LEFT_OUT, read_launch
 
@@ -85,5 +85,4 @@ def run(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
     """
     from .execution import execute
 
-    chosen = {n: v for n, v in given.items() if v is not False and v not in (None, ())}
-    ctx.exit(execute(read_launch(words, chosen, read_project_options(working_directory()))))
+    ctx.exit(execute(read_launch(words, chosen(given), read_project_options(working_directory()))))

@@ -15,7 +15,7 @@ from ..controller.session.life import show_progress
 from ..controller.session.living import look_at
 from ..controller.session.start import NOTEBOOK_LEASE_S, read_options, start_from
 from ..errors import MeshUsageError
-from ..magics.options import START_OPTIONS
+from ..magics.options import START_OPTIONS, chosen
 from ..wire.host import format_span
 from ..wire.ticket import read_ticket, runtime_root
 from .rendering import as_json, describe_row, row_of
@@ -36,19 +36,16 @@ def start_command(num_ranks: int | None, wants_json: bool, **given: Any) -> None
       cellmesh shell dev
       cellmesh stop dev
     """
-    chosen = {key: value for key, value in given.items() if value not in (None, ())}
-    chosen.setdefault(
-        "lease_s", read_project_options(working_directory()).get("lease_s", NOTEBOOK_LEASE_S)
-    )
-    if read_options({"num_ranks": num_ranks, **chosen}).lease_s <= 0:
+    folder = working_directory()
+    lease_s = read_project_options(folder).get("lease_s", NOTEBOOK_LEASE_S)
+    options = {"lease_s": lease_s, **chosen(given)}
+    if read_options({"num_ranks": num_ranks, **options}).lease_s <= 0:
         raise MeshUsageError("a mesh that nothing is attached to needs a lease, like --lease 30m")
     if not sys.flags.safe_path:
-        sys.path[0] = str(
-            working_directory()
-        )  # as in a notebook; here it is the folder of this command
+        sys.path[0] = str(folder)  # as in a notebook; here it is the folder of this command
     sink, prestart = ConsoleSink(), shell_prestart()
     show = None if wants_json else show_progress(sink)
-    mesh = start_from(prestart, num_ranks, on_progress=show, **chosen)
+    mesh = start_from(prestart, num_ranks, on_progress=show, **options)
     if prestart is not None:
         prestart.leave_one()
     ready, ticket = describe_ready(mesh), mesh.rank_set.session.ticket

@@ -39,7 +39,7 @@ from .auto import CellForRanks, magics_inside, read_cell, read_help
 from .completion import show_help
 from .export.recording import Recorder
 from .export.script import export
-from .options import Given, parse, unquote
+from .options import Given, chosen, parse, unquote
 from .render.profiles import describe_timings, show_profile, show_timeline
 from .render.tables import Table, join_tables, memory_table, status_table
 
@@ -66,22 +66,22 @@ class Commands:
     # ---- start and end of a mesh
 
     def dist_start(self, options: Given) -> None:
-        chosen = {key: value for key, value in options.items() if value not in (None, ())}
-        is_fresh = chosen.pop("fresh", False)
+        given = chosen(options)
+        is_fresh = given.pop("fresh", False)
         held = [mesh.name for mesh in self._used if mesh.alive]
-        same = name_of_same(chosen, held) if held else ""
+        same = name_of_same(given, held) if held else ""
         old = [mesh for mesh in self._used if mesh.name == same or not mesh.alive]
         if same and not is_fresh:
             mesh = self.meshes[same]
-            mesh.fold_numbers = check_same(mesh.rank_set.session, chosen).fold_numbers
+            mesh.fold_numbers = check_same(mesh.rank_set.session, given).fold_numbers
             self.keep(mesh)
             return
         sink = current_sink()
-        settle_left(chosen, is_fresh, lambda text: sink.status(text, True))
+        settle_left(given, is_fresh, lambda text: sink.status(text, True))
         for mesh in old:
             mesh.stop()
             self._drop(mesh)
-        mesh = start(chosen.pop("num_ranks", None), on_progress=show_progress(sink), **chosen)
+        mesh = start(given.pop("num_ranks", None), on_progress=show_progress(sink), **given)
         self.adopt(mesh)
         sink.status(f"{describe_ready(mesh)}{self._beside()}", True)
 

@@ -8,39 +8,12 @@ import difflib
 import functools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from ..errors import MeshUsageError
-from ..wire.options import Flag, StartOptions, Switch
-
-
-def _start_option(name: str, kind: Any, flag: Flag) -> click.Option:
-    declared = "--" + name.removesuffix("_s").replace("_", "-")
-    kinds: dict[Any, Any] = {int: int, Switch: click.Choice(["on", "off"])}
-    is_choice = get_origin(kind) is Literal
-    return click.Option(
-        [declared, name],
-        type=click.Choice(get_args(kind)) if is_choice else kinds.get(kind),
-        is_flag=kind is bool,
-        default=None,
-        multiple=flag.is_repeated,
-        metavar=flag.metavar or None,
-        help=flag.help,
-    )
-
-
-# The options of a start by users, also for `cellmesh start`.
-START_OPTIONS: tuple[click.Parameter, ...] = (
-    click.Argument(["num_ranks"], type=int, required=False),
-    *(
-        _start_option(name, *get_args(hint))
-        for name, hint in get_type_hints(StartOptions, include_extras=True).items()
-        if get_args(hint) and isinstance(get_args(hint)[-1], Flag)
-    ),
-)
 
 # Of all magics but those that name a mesh otherwise, or act on none.
 _ON = "--on MESH: The mesh, by its name; by default the one in use."
@@ -54,7 +27,32 @@ CELL_MAGICS = ("dist", "dist_profile", "local")
 _TABLE = """
 dist_start: Start a mesh of persistent ranks on this machine.
     %dist_start 8 --mesh dp=2,tp=4
+    num_ranks [NUM_RANKS]
     --fresh: End a mesh of this notebook that runs, and start a new one.
+    --mesh DIMS: Dims of the DeviceMesh, like dp=2,tp=4.
+    --backend auto|gloo|nccl: What the process groups use.
+    --preload MODULES: Import these once for all ranks: a,b,c.
+    --name TEXT: A name for `cellmesh ps` and %dist_attach.
+    --settle SECONDS (settle_s): After a rank fails, how long the others may take before they are
+released (1).
+    --hosts HOSTS: Run on these hosts, by ssh: a:4,b:4. Ranks are numbered host by host.
+    --nproc-per-host N: Ranks on each host that names no number.
+    --launch COMMAND: What starts an agent on a host, in place of ssh: slurm, ray, torchrun, hand
+(you do), or 'docker exec -i {host} {command}'.
+    --nodes N: Nodes to ask Slurm or Ray for, or hosts that announce themselves.
+    --launch-args ARGUMENTS: Further options of srun, in quotes, like '--time=2:00:00 --gres=gpu:4';
+of Ray what each node gives: 'CPU=8 GPU=4'.
+    --host-lease TIME (host_lease_s): How long a host may be without a connection before its ranks
+count as lost (10s).
+    --interface INTERFACE: The hosts' network interface, for the wire, gloo, NCCL and the store.
+    --env VARIABLE...: Pass on this environment variable to the ranks of all hosts, or NAME=value.
+    --gpus LIST: GPUs that the ranks of each host use: 0,2, or none.
+    --address ADDRESS: This host's address or interface, for hosts that announce themselves.
+    --sync on|off: Bring the modules beside the notebook to other hosts as they are here (on).
+    --lease TIME (lease_s): How long the ranks outlive their notebook, one that is shut down, too:
+30m, 2h, 0.
+    --auto-heal: Replace ranks that die by themselves.
+    --fold-numbers on|off: Show lines of ranks that differ only in numbers as one (on).
 
 dist: Run this cell on the ranks.
     %%dist --ranks 0,2-3
@@ -169,7 +167,7 @@ follow. Ranks that stay keep their process and their names. What holds groups of
 (DTensors, models in DDP or FSDP) must be made again: %dist_save before and %dist_load after carry
 its values over.
     %dist_resize 6 --mesh dp=3,tp=2
-    num_ranks [NUMBER]
+    num_ranks [NUM_RANKS]
     --mesh DIMS: Dims of the DeviceMesh then, like dp=3,tp=2.
     --hosts HOSTS: New ranks run on these hosts, which join: c:2.
 
@@ -291,21 +289,23 @@ _KINDS: dict[str, Any] = {
     "RANK": int,
     "COUNT": click.IntRange(1),
     "SEED": click.IntRange(0),
-    "NUMBER": int,
+    "NUM_RANKS": int,
+    "N": int,
     "DIM": int,
 }
-_OPTION = re.compile(r"(-[\w-]+(?:, -[\w-]+)*)(?: ([\w|]+))?(?:=(\w+))?(?: \((\w+)\))?: (.+)")
+_OPTION = re.compile(
+    r"(-[\w-]+(?:, -[\w-]+)*)(?: ([\w|]+)(\.\.\.)?)?(?:=(\w+))?(?: \((\w+)\))?: (.+)"
+)
 
 
 def _read_table() -> Iterator[click.Command]:
     for paragraph in _TABLE.strip().split("\n\n"):
-        summary, example, *params = re.split(r"\n    ", paragraph)
-        name, _, text = summary.replace("\n", " ").partition(": ")
+        summary, example, *params = re.sub(r"\n(?! )", " ", paragraph).split("\n    ")
+        name, _, text = summary.partition(": ")
         yield click.Command(
             name,
             params=[
                 *map(_read_param, params),
-                *(START_OPTIONS if name == "dist_start" else ()),
                 *([] if name in _OF_NO_MESH else [_read_param(_ON)]),
             ],
             help=f"{text}\n\n\b\nExample:\n  {example}",
@@ -316,12 +316,13 @@ def _read_table() -> Iterator[click.Command]:
 def _read_param(text: str) -> click.Parameter:
     option = _OPTION.fullmatch(text)
     if option is not None:
-        flags, kind, default, name, help_text = option.groups()
+        flags, kind, dots, default, name, help_text = option.groups()
         return click.Option(
             [*flags.split(", "), *([name] if name else [])],
             type=_kind(kind) if kind else None,
             is_flag=kind is None,
             default=default if kind else False,
+            multiple=bool(dots),
             show_default=default is not None,
             metavar=kind,
             help=help_text,
@@ -340,9 +341,16 @@ def _kind(word: str) -> Any:
 
 
 COMMANDS = {str(command.name): command for command in _read_table()}
+# The options of a start by users, also for `cellmesh start`.
+START_OPTIONS = tuple(param for param in COMMANDS["dist_start"].params if param.name != "fresh")
 
 # A magic's options, as `parse` reads them: name -> value.
 Given = dict[str, Any]
+
+
+def chosen(options: Given) -> Given:
+    """Return the options that the user has given."""
+    return {n: v for n, v in options.items() if v is not False and v not in (None, ())}
 
 
 def describe(name: str) -> str:

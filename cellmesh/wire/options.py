@@ -1,35 +1,18 @@
 """The options of a start, each in two forms: as users give it, and as a mesh's processes read it.
 
-A new option is a field of `StartOptions`, from which ``%dist_start``, `cellmesh.start` and the
-project's ``pyproject.toml`` take it, and of `MeshOptions` if the mesh's ticket has to carry it.
+A new option is a field of `StartOptions`, from which `cellmesh.start` and the project's
+``pyproject.toml`` take it, and of `MeshOptions` if the mesh's ticket has to carry it. The table of
+magics has its flag, for ``%dist_start`` and commands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import msgspec
 
 from .hosts import HOST_LEASE_S
-
-
-@dataclass(frozen=True)
-class Flag:
-    """The command-line flag by which ``%dist_start`` takes an option of a start; it does not take
-    options without a `Flag`.
-
-    Attributes:
-        help: line for the magic's help.
-        metavar: placeholder of the value in the help; "" for the name of its type.
-        is_repeated: whether the flag may be given several times.
-    """
-
-    help: str
-    metavar: str = ""
-    is_repeated: bool = False
-
 
 # Seconds, or text like ``30m``.
 Duration = float | str
@@ -85,85 +68,25 @@ class StartOptions(TypedDict, total=False):
             background of the notebook (yes).
     """
 
-    mesh: Annotated[
-        Mapping[str, int] | str, Flag("Dims of the DeviceMesh, like dp=2,tp=4.", "DIMS")
-    ]
-    backend: Annotated[Literal["auto", "gloo", "nccl"], Flag("What the process groups use.")]
-    preload: Annotated[
-        Iterable[str] | str, Flag("Import these once for all ranks: a,b,c.", "MODULES")
-    ]
-    name: Annotated[str, Flag("A name for `cellmesh ps` and %dist_attach.")]
-    settle_s: Annotated[
-        Duration,
-        Flag(
-            "After a rank fails, how long the others may take before they are released (1).",
-            "SECONDS",
-        ),
-    ]
-    hosts: Annotated[
-        Iterable[str] | str,
-        Flag("Run on these hosts, by ssh: a:4,b:4. Ranks are numbered host by host.", "HOSTS"),
-    ]
-    nproc_per_host: Annotated[int, Flag("Ranks on each host that names no number.", "N")]
-    launch: Annotated[
-        str,
-        Flag(
-            "What starts an agent on a host, in place of ssh: slurm, ray, torchrun, hand (you do), "
-            "or 'docker exec -i {host} {command}'.",
-            "COMMAND",
-        ),
-    ]
-    nodes: Annotated[
-        int, Flag("Nodes to ask Slurm or Ray for, or hosts that announce themselves.", "N")
-    ]
-    launch_args: Annotated[
-        str,
-        Flag(
-            "Further options of srun, in quotes, like '--time=2:00:00 --gres=gpu:4'; of Ray what "
-            "each node gives: 'CPU=8 GPU=4'.",
-            "ARGUMENTS",
-        ),
-    ]
-    host_lease_s: Annotated[
-        Duration,
-        Flag(
-            "How long a host may be without a connection before its ranks count as lost (10s).",
-            "TIME",
-        ),
-    ]
-    interface: Annotated[
-        str, Flag("The hosts' network interface, for the wire, gloo, NCCL and the store.", "NAME")
-    ]
-    env: Annotated[
-        Mapping[str, str] | Iterable[str] | str,
-        Flag(
-            "Pass on this environment variable to the ranks of all hosts, or NAME=value.",
-            "NAME",
-            is_repeated=True,
-        ),
-    ]
-    gpus: Annotated[
-        str | Iterable[int] | int,
-        Flag("GPUs that the ranks of each host use: 0,2, or none.", "LIST"),
-    ]
-    address: Annotated[
-        str,
-        Flag("This host's address or interface, for hosts that announce themselves.", "ADDRESS"),
-    ]
-    sync: Annotated[
-        Switch, Flag("Bring the modules beside the notebook to other hosts as they are here (on).")
-    ]
-    lease_s: Annotated[
-        Duration,
-        Flag(
-            "How long the ranks outlive their notebook, one that is shut down, too: 30m, 2h, 0.",
-            "TIME",
-        ),
-    ]
-    auto_heal: Annotated[bool, Flag("Replace ranks that die by themselves.")]
-    fold_numbers: Annotated[
-        Switch, Flag("Show lines of ranks that differ only in numbers as one (on).")
-    ]
+    mesh: Mapping[str, int] | str
+    backend: Literal["auto", "gloo", "nccl"]
+    preload: Iterable[str] | str
+    name: str
+    settle_s: Duration
+    hosts: Iterable[str] | str
+    nproc_per_host: int
+    launch: str
+    nodes: int
+    launch_args: str
+    host_lease_s: Duration
+    interface: str
+    env: Mapping[str, str] | Iterable[str] | str
+    gpus: str | Iterable[int] | int
+    address: str
+    sync: Switch
+    lease_s: Duration
+    auto_heal: bool
+    fold_numbers: Switch
     prestart: bool
 
 
