@@ -24,6 +24,7 @@ from cellmesh.magics.options import (
     describe,
     parse,
 )
+from cellmesh.wire.options import StartOptions
 
 from ...support.examples import examples
 
@@ -137,6 +138,11 @@ def test_every_magic_explains_its_options_with_an_example_that_is_read(
 def test_an_option_of_a_start_stands_in_the_table_of_the_usage(name: str) -> None:
     usage = (Path(__file__).parents[3] / "docs/usage.md").read_text()
     assert f"`{name}" in usage.partition("| option of `%dist_start` |")[2].partition("\n\n")[0]
+
+
+def test_every_option_of_a_start_has_a_flag_but_prestart() -> None:
+    options = {"num_ranks", *StartOptions.__annotations__} - {"prestart"}
+    assert {each.name for each in START_OPTIONS} == options
 
 
 def complete_word(typed: str, meaning: Meaning) -> Choices:
