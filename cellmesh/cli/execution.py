@@ -19,7 +19,8 @@ from ..controller.news import News
 from ..controller.options import find_project
 from ..errors import MeshUsageError
 from ..wire.verbs import StreamName
-from .launch import BOTH, Launch, chosen_streams
+from .launch import Launch, chosen_streams
+from .torchrun import BOTH
 
 if TYPE_CHECKING:
     from ..controller.mesh import Mesh
@@ -45,9 +46,10 @@ class Stopped(KeyboardInterrupt):
         number: the signal.
     """
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    @property
+    def number(self) -> int:
+        """The signal."""
+        return int(self.args[0])
 
 
 @dataclass

@@ -18,8 +18,8 @@ from ..magics.options import START_OPTIONS
 from ..wire.environment import VISIBLE
 from ..wire.verbs import StreamName
 from . import torchrun
+from .torchrun import BOTH
 
-BOTH: tuple[StreamName, ...] = ("stdout", "stderr")
 # Options of a start that do not suit a script, or have another name here (--keep).
 LEFT_OUT = ("num_ranks", "lease_s", "auto_heal")
 
@@ -118,7 +118,7 @@ class Launch:
     redirects: str = ""
     tee: str = ""
     ranks_filter: str = ""
-    grace_s: float = 30.0  # as under torchrun
+    grace_s: float = 30.0
     watches: bool = False
 
 
@@ -167,6 +167,7 @@ def read_launch(
         num_ranks,
         start,
         keep_s=parse_duration(given.get("keep", "0")),
+        grace_s=parse_duration(given.get("shutdown_timeout", "30")),  # as under torchrun
         keeps_warm=not given.get("no_keep_warm") and project.get("prestart", True) is True,
         **{name: value for name, value in given.items() if name in own},
     )

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from ..controller.session.living import FoundMesh, memory_bytes, processes_of
+from ..wire.host import format_span
 
 _HEADERS = "NAME STATE RANKS MESH AGENT CONTROLLER AGE MEMORY"
 
@@ -109,7 +110,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         ",".join(f"{name}={size}" for name, size in dims),
         str(ticket.agent_pid or "-"),
         _holder(mesh),
-        format_seconds(max(0.0, time.time() - ticket.created_at)),
+        format_span(max(0.0, time.time() - ticket.created_at)),
         format_bytes(row.memory),
         ticket.cwd,
     )
@@ -121,7 +122,7 @@ def _holder(mesh: FoundMesh) -> str:
     """
     left_s = mesh.lease_left_s(time.time())
     if left_s is not None:
-        return f"none, {format_seconds(left_s)} left"
+        return f"none, {format_span(left_s)} left"
     if mesh.holder is None:
         return str(mesh.ticket.controller_pid)
     where = f" on {mesh.holder.host}" if mesh.ticket.spans_hosts and mesh.holder.host else ""
@@ -151,7 +152,7 @@ def _remarks(mesh: FoundMesh) -> Iterator[str]:
     elif unheard:
         yield f"{name}: {unheard} does not answer"
     if holder is not None and holder.num_refused:
-        ago = format_seconds(max(0.0, time.time() - holder.refused_at))
+        ago = format_span(max(0.0, time.time() - holder.refused_at))
         yield (
             f"{name} has refused {plural(holder.num_refused, 'peer')} without a key of it, the "
             f"last one {ago} ago"
@@ -165,16 +166,6 @@ def format_bytes(number: float) -> str:
             return f"{number:.0f} {unit}" if unit in ("B", "kB", "MB") else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.1f} TB"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format seconds: ``40 s``, ``5 min``, ``3 h``, ``2 days``; below a second ``30 ms``."""
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def plural(number: int, noun: str) -> str:

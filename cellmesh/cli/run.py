@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..controller.options import read_project_options, working_directory
-from ..magics.options import START_OPTIONS, chosen
+from ..magics.options import START_OPTIONS, chosen, read_param
 from . import torchrun
 from .launch import LEFT_OUT, read_launch
 
@@ -19,41 +19,26 @@ def _hidden_option(name: str) -> click.Option:
     return click.Option([flag, name], is_flag=is_flag, default=None, hidden=True)
 
 
+# As the options of magics (`magics.options`).
+_OWN = """
+-n N: Number of ranks (1).
+--nproc-per-node NUMBER: Ranks, as torchrun takes it: auto, gpu, cpu; with --hosts, on each host.
+-m, --module: SCRIPT is a module, as in python -m.
+--on MESH: Run in the ranks of this living mesh.
+--wait (waits): With --on: wait while the mesh is busy.
+-i (is_interactive): Then open a shell on the ranks, as python -i.
+--keep TIME: Keep the ranks after the script: 30m, 2h.
+--watch (watches): Run again at each edit in the project.
+--raw (is_raw): Fold no output on a terminal either.
+--log-dir DIR: Write one file a rank and stream there, too.
+-r, --redirects STREAMS: Streams to write to files only: 1, 2, or 3 for both.
+-t, --tee STREAMS: Streams to write to files and show.
+--local-ranks-filter RANKS (ranks_filter): Show only these.
+--shutdown-timeout TIME: How long ranks may take to end after SIGTERM or SIGHUP (30).
+--no-keep-warm: Leave no process for the next run.
+"""
 _OPTIONS: Sequence[click.Parameter] = (
-    click.Option(["-n", "n"], type=int, metavar="N", help="Number of ranks (1)."),
-    click.Option(
-        ["--nproc-per-node"],
-        metavar="N|auto|gpu|cpu",
-        help="Number of ranks, as torchrun takes it; with --hosts or --launch, on each host.",
-    ),
-    click.Option(["-m", "--module"], is_flag=True, help="SCRIPT is a module, as in python -m."),
-    click.Option(["--on"], metavar="NAME", help="Run in the ranks of this living mesh."),
-    click.Option(["--wait", "waits"], is_flag=True, help="With --on: wait while the mesh is busy."),
-    click.Option(
-        ["-i", "is_interactive"], is_flag=True, help="Then open a shell on the ranks, as python -i."
-    ),
-    click.Option(["--keep"], metavar="TIME", help="Keep the ranks after the script: 30m, 2h."),
-    click.Option(
-        ["--watch", "watches"], is_flag=True, help="Run again at each edit in the project."
-    ),
-    click.Option(["--raw", "is_raw"], is_flag=True, help="Fold no output on a terminal either."),
-    click.Option(["--log-dir"], metavar="DIR", help="Write one file a rank and stream there, too."),
-    click.Option(
-        ["-r", "--redirects"], metavar="1|2|3", help="Streams to write to files only: 3 is both."
-    ),
-    click.Option(["-t", "--tee"], metavar="1|2|3", help="Streams to write to files and show."),
-    click.Option(
-        ["--local-ranks-filter", "ranks_filter"],
-        metavar="RANKS",
-        help="Show only these.",
-    ),
-    click.Option(
-        ["--shutdown-timeout", "grace_s"],
-        type=float,
-        metavar="SECONDS",
-        help="How long ranks may take to end after SIGTERM or SIGHUP (30).",
-    ),
-    click.Option(["--no-keep-warm"], is_flag=True, help="Leave no process for the next run."),
+    *map(read_param, _OWN.strip().splitlines()),
     *(param for param in START_OPTIONS if param.name not in LEFT_OUT),
     *map(_hidden_option, torchrun.UNSEEN),
     click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]..."),

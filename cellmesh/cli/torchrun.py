@@ -14,12 +14,8 @@ _HOSTS = (
     "slurm, ray or torchrun"
 )
 _LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?|0\.0\.0\.0)?(:\d*)?")
-_STREAMS: Mapping[str, tuple[StreamName, ...]] = {
-    "0": (),
-    "1": ("stdout",),
-    "2": ("stderr",),
-    "3": ("stdout", "stderr"),
-}
+BOTH: tuple[StreamName, ...] = ("stdout", "stderr")
+_STREAMS = {"0": BOTH[:0], "1": BOTH[:1], "2": BOTH[1:], "3": BOTH}
 
 # Options of torchrun that mean the same here only with some values: a pattern of these, and the
 # meaning of the others here.
@@ -33,14 +29,7 @@ _ON_ONE_HOST: Mapping[str, tuple[str, str]] = {
 }
 # Those that choose between ways of torchrun's own, or that the mesh chooses itself.
 _WITHOUT_MEANING = (
-    "rdzv_backend",
-    "rdzv_id",
-    "rdzv_conf",
-    "master_port",
-    "local_addr",
-    "monitor_interval",
-    "event_log_handler",
-    "role",
+    "rdzv_backend rdzv_id rdzv_conf master_port local_addr monitor_interval event_log_handler role"
 )
 _REFUSED: Mapping[str, str] = {
     "no_python": "a program that is not Python needs torchrun",
@@ -53,7 +42,7 @@ _REFUSED: Mapping[str, str] = {
 }
 FLAGS = ("no_python", "virtual_local_rank", "standalone", "run_path")
 # All options of torchrun's that need no further mention in the help.
-UNSEEN = (*_ON_ONE_HOST, *_WITHOUT_MEANING, *_REFUSED, "standalone", "run_path")
+UNSEEN = (*_ON_ONE_HOST, *_WITHOUT_MEANING.split(), *_REFUSED, "standalone", "run_path")
 
 
 def check(given: Mapping[str, Any]) -> None:

@@ -305,15 +305,16 @@ def _read_table() -> Iterator[click.Command]:
         yield click.Command(
             name,
             params=[
-                *map(_read_param, params),
-                *([] if name in _OF_NO_MESH else [_read_param(_ON)]),
+                *map(read_param, params),
+                *([] if name in _OF_NO_MESH else [read_param(_ON)]),
             ],
             help=f"{text}\n\n\b\nExample:\n  {example}",
             add_help_option=False,
         )
 
 
-def _read_param(text: str) -> click.Parameter:
+def read_param(text: str) -> click.Parameter:
+    """Return the option or argument that a line of a table describes."""
     option = _OPTION.fullmatch(text)
     if option is not None:
         flags, kind, dots, default, name, help_text = option.groups()

@@ -190,25 +190,21 @@ def _launch(
         (`Launcher.start`).
     """
 
-    def report() -> None:
+    began = time.monotonic()
+
+    def report(text: str = "importing torch") -> None:
         if on_progress is not None:
             from .life import StartProgress
 
-            on_progress(StartProgress("importing torch", 0, options.num_ranks, 0.0))
+            elapsed_s = time.monotonic() - began
+            on_progress(StartProgress(text, 0, options.num_ranks, elapsed_s))
 
     if options.hosts:
         from ..output.calling_cell import current_sink
         from .launch.hosts import HostAgents
-        from .life import StartProgress
-
-        began = time.monotonic()
 
         def show(text: str, stays: bool) -> None:
-            if stays:
-                current_sink().note(text)
-            elif on_progress is not None:
-                elapsed_s = time.monotonic() - began
-                on_progress(StartProgress(text, 0, options.num_ranks, elapsed_s))
+            current_sink().note(text) if stays else report(text)
 
         ticket = make_ticket(options)
         agents = HostAgents(ticket, options.hosts, options.command, timeout_s, show)

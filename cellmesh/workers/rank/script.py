@@ -127,9 +127,9 @@ def _prepare(work: RunScript, context: RankContext, pump: Pump, undo: contextlib
         context.groups.hide(undo)
         undo.enter_context(_without_ipython(shell))
         if work.keeps:
-            given = dict(vars(module))
-            undo.callback(_give_back, vars(module), given)
-            vars(module).clear()
+            names, given = vars(module), dict(vars(module))
+            undo.callback(lambda: names.update(given | names))
+            names.clear()
         else:
             module = sys.modules["__main__"] = types.ModuleType("__main__")
         vars(module).update(
@@ -273,11 +273,6 @@ def _without_ipython(shell: RankShell) -> Iterator[None]:
     shell.builtin_trap.activate()
     for kind in type(shell)._walk_mro():
         kind._instance = shell  # type: ignore[assignment]
-
-
-def _give_back(names: dict[str, Any], given: dict[str, Any]) -> None:
-    """Add the names that the rank was given to those that a script has set."""
-    names.update(given | names)
 
 
 def _set_or_drop(names: dict[str, Any], name: str, value: Any) -> None:

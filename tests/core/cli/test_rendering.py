@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.cli.rendering import Row, echo_meshes, format_bytes, format_seconds, plural
+from cellmesh.cli.rendering import Row, echo_meshes, format_bytes, plural
 from cellmesh.controller.session.living import FoundMesh, find_meshes
 from cellmesh.wire.hosts import Host
 from cellmesh.wire.own_file import Secret
@@ -59,10 +59,6 @@ def test_texts_of_tickets_are_no_commands_for_the_terminal(
         (format_bytes(999), "999 B"),
         (format_bytes(1.5e9), "1.5 GB"),
         (format_bytes(2e12), "2.0 TB"),
-        (format_seconds(0.0125), "12.5 ms"),
-        (format_seconds(119), "119 s"),
-        (format_seconds(300), "5 min"),
-        (format_seconds(2e5), "2 days"),
         (plural(1, "rank"), "1 rank"),
         (plural(0, "process"), "0 processes"),
     ],
