@@ -13,7 +13,9 @@ from ...errors import MeshUsageError, NoMeshError, ProtocolError
 from ...stdlib import os, select, socket, threading, time
 from ...wire.faults import Faults
 from ..core.core import Answer, Change, Core, Effect, Send
+from ..kernel import own_shell
 from ..news import Reply
+from ..output.console import in_terminal
 from .hosts.connections import Connections
 from .runs import Command, Runs
 
@@ -319,8 +321,15 @@ class Link:
         self._owner.note(change)
 
 
-def warn(text: str) -> None:
-    """Print a text to the notebook's stderr; if that fails, to the kernel's terminal."""
+def warn(text: str, mesh: str = "") -> None:
+    """Print a text to the notebook's stderr; if that fails, to the kernel's terminal.
+
+    Args:
+        text: the text.
+        mesh: name of the mesh, so that a process without magics names commands; "" if none is.
+    """
+    if mesh and own_shell() is None:
+        text = in_terminal(text, mesh)
     try:
         print(text, file=sys.stderr, flush=True)
     except Exception:

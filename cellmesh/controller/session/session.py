@@ -463,9 +463,9 @@ class Session:
                     self.dims = dict(zip(cause.mesh_dim_names, cause.mesh_shape, strict=True))
                 self.runs.adopt(cause, self._sink or ConsoleSink())
             case AgentFault():
-                warn(cause.text)
+                warn(cause.text, self.name)
             case HostLost():
-                warn(cause.describe())
+                warn(cause.describe(), self.name)
         self.life.note(change)
         if change.state == "restarting":
             self.segments.clear()

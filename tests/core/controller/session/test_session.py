@@ -16,10 +16,11 @@ import pytest
 import zmq
 
 from cellmesh.controller.core.core import Change, Core
+from cellmesh.controller.core.mesh_state import HostLost
 from cellmesh.controller.session.connection import Connection
 from cellmesh.controller.session.launch.local import LocalAgent
 from cellmesh.controller.session.life import Life
-from cellmesh.controller.session.link import Link
+from cellmesh.controller.session.link import Link, warn
 from cellmesh.controller.session.runs import Runs
 from cellmesh.controller.session.session import Session
 from cellmesh.errors import MeshUsageError, NoMeshError
@@ -47,6 +48,15 @@ def hear_welcome(link: Link) -> None:
     finally:
         os.close(link._wake)
         os.close(link._agent)
+
+
+@pytest.mark.parametrize(("shell", "heal"), [(None, "cellmesh heal dev"), (object(), "%dist_heal")])
+def test_the_loss_of_a_host_is_told_with_the_next_step_of_this_process(
+    shell: object, heal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cellmesh.controller.session.link.own_shell", lambda: shell)
+    warn(HostLost("b", (2, 3), "it did not answer").describe(), "dev")
+    assert f"`{heal}` takes the host back" in capsys.readouterr().err
 
 
 def test_an_agent_may_answer_as_soon_as_the_link_starts(monkeypatch: pytest.MonkeyPatch) -> None:
