@@ -218,7 +218,9 @@ def _perform(mesh: Mesh, act: AnyAct, caller: Caller) -> Answer:
 def _execute(mesh: Mesh, ranks: Ranks, act: Exec, caller: Caller) -> Answer:
     recorder = Recorder(ranks.ranks)
     try:
-        run = ranks.submit_cell(act.source, sink=recorder if act.is_recorded else caller.sink)
+        run = ranks.submit_cell(
+            act.source, sink=recorder if act.is_recorded else caller.sink, in_order=True
+        )
     except CellSyntaxError as error:
         text = "".join(traceback.format_exception_only(error))
         thrown = Thrown("SyntaxError", error.msg, text, error.lineno)

@@ -69,11 +69,13 @@ class Cell(msgspec.Struct, frozen=True):
             it (a single line may be a magic without %, if the rank has no variable of that name).
         code: compiled parts of `transformed`, which run one after the other, as a list for
             `marshal`; b"" if ranks have to compile it.
+        awaits: whether it has ``await``, ``async for`` or ``async with`` outside of functions.
     """
 
     source: str
     transformed: str
     code: bytes
+    awaits: bool = False
 
 
 @functools.cache
@@ -118,7 +120,7 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
         transformed = _transform(source)
         if _may_be_automagic(transformed):
             return Cell(source, "", b"")
-        code = _compile(transformed, execution_count)
+        code, awaits = _compile(transformed, execution_count)
     except SyntaxError as e:
         line = e.lineno or 0  # the compiler's later stages know the line's number only
         text = e.text or "".join(source.split("\n")[line - 1 : line])
@@ -126,7 +128,7 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
         raise CellSyntaxError(e.msg, place) from None
     except (ValueError, OverflowError) as e:  # null bytes, absurd literals, lone surrogates
         raise CellSyntaxError(str(e)) from None
-    return Cell(source, transformed, code)
+    return Cell(source, transformed, code, awaits)
 
 
 # Cells with these are compiled by ranks: those that await run in a loop, and those with a future
@@ -138,11 +140,12 @@ _OF_RANKS = (
 )
 
 
-def _compile(transformed: str, execution_count: int) -> bytes:
+def _compile(transformed: str, execution_count: int) -> tuple[bytes, bool]:
     """Compile a cell as IPython does: its statements, and a last expression, whose value is shown.
 
     Returns:
-        The code objects, as a list for `marshal`; b"" if ranks have to compile the cell.
+        The code objects, as a list for `marshal`, b"" if ranks have to compile the cell; and
+        whether the cell awaits.
 
     Raises:
         SyntaxError: the source does not compile.
@@ -164,7 +167,18 @@ def _compile(transformed: str, execution_count: int) -> bytes:
         for part, mode in parts or [(transformed, "exec")]
     ]
     is_theirs = not parts or any(code.co_flags & _OF_RANKS for code in codes)
-    return b"" if is_theirs else marshal.dumps(codes)
+    awaits = any(code.co_flags & inspect.CO_COROUTINE for code in codes)
+    return (b"" if is_theirs else marshal.dumps(codes)), awaits
+
+
+def is_async(function: Any) -> bool:
+    """Return whether a call of a function returns a coroutine: one of ``async def``, a bound
+    method or partial of one, or an object whose ``__call__`` is one.
+    """
+    code = getattr(function, "__code__", None)
+    if code is not None:  # as most have: without a call of Python's
+        return bool(code.co_flags & inspect.CO_COROUTINE)
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
 # One line, after comments, that begins with a word.

@@ -86,7 +86,17 @@ class RankSet:
         session = self.session
         verb: Work = Request(0, work) if isinstance(work, FeatureRequest) else work  # type: ignore[arg-type]
         kind = type(work)
-        item = WorkItem(verb, kind, self.ranks, buffers, title, channel, num_bytes, self.is_single)
+        item = WorkItem(
+            verb,
+            kind,
+            self.ranks,
+            buffers,
+            title,
+            channel,
+            num_bytes,
+            self.is_single,
+            verb.interleaves,
+        )
         if printer is None:
             sink = sink or current_sink(session.displays)
             # The caller of a query reports its failures, so remarks would repeat them.
@@ -119,7 +129,10 @@ class RankSet:
 
 
 def pack_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    interleaves: bool = False,
 ) -> RunCall | None:
     """Return the message for a call of a function that needs nothing but its code, with numbers and
     short texts; None for other calls, which need `dump_call`.
@@ -131,7 +144,9 @@ def pack_call(
         if not is_short(value):
             return None
     packed = pack(function)
-    return RunCall(0, Pickled(pickle.dumps((args, kwargs), 5)), packed) if packed else None
+    if not packed:
+        return None
+    return RunCall(0, Pickled(pickle.dumps((args, kwargs), 5)), packed, interleaves)
 
 
 def dump_call(

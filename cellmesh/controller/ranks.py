@@ -15,7 +15,7 @@ from ..errors import MeshUsageError
 from ..wire.status import RankState
 from ..wire.values import PullNames
 from ..wire.verbs import PostMortem, RunCall, RunCell
-from .arguments import check_expression, read_argv, read_cell
+from .arguments import check_expression, is_async, read_argv, read_cell
 from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
@@ -111,20 +111,33 @@ class Ranks:
                 original exceptions.
             UnpicklableError: the function or an argument cannot be pickled.
         """
-        return self.submit(function, *args, **kwargs).result()
+        return self._call(function, args, kwargs, False).result()
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Run[Any]:
         """Call a function on every rank as `run` does, and return a `Run` without waiting.
 
+        What is sent later begins after the call's end. An ``async def`` function begins in order,
+        and from its first ``await`` on waits beside what comes after; ``run.cancel()`` raises
+        `asyncio.CancelledError` in it. `run` and `cell` wait for all of an asynchronous function.
+
         Returns:
             The run; call ``.result()``, ``await`` it, or iterate over ``(rank, value)``.
         """
+        return self._call(function, args, kwargs, is_async(function))
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        interleaves: bool,
+    ) -> Run[Any]:
         name = getattr(function, "__qualname__", type(function).__name__)
-        if (call := pack_call(function, args, kwargs)) is not None:
+        if (call := pack_call(function, args, kwargs, interleaves)) is not None:
             num_bytes = len(call.function) + len(call.payload.stream)
             return self.rank_set.start(call, name, num_bytes=num_bytes)
         pickled, buffers, num_bytes = self.rank_set.lend(*dump_call(name, function, args, kwargs))
-        verb = RunCall(0, pickled)
+        verb = RunCall(0, pickled, interleaves=interleaves)
         return self.rank_set.start(verb, name, buffers, num_bytes=num_bytes)
 
     def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
@@ -139,7 +152,7 @@ class Ranks:
             RankFailure: the cell raised on at least one rank.
             SyntaxError: the source does not parse; no rank has run it.
         """
-        self.submit_cell(source, argv=argv).result()
+        self.submit_cell(source, argv=argv, in_order=True).result()
 
     def submit_cell(
         self,
@@ -151,8 +164,10 @@ class Ranks:
         argv: str | Iterable[str] | None = None,
         sink: Sink | None = None,
         has_tabs: bool = False,
+        in_order: bool = False,
     ) -> Run[None]:
-        """Run source as `cell` does, and return a `Run` without waiting.
+        """Run source as `cell` does, and return a `Run` without waiting; a cell with ``await``
+        waits beside what comes after, as in `submit`.
 
         Args:
             source: source of the cell.
@@ -162,13 +177,18 @@ class Ranks:
             argv: as in `cell`.
             sink: shows the output; None for the calling notebook cell or the console.
             has_tabs: whether a notebook shows a switch between ranks if their output differs.
+            in_order: whether what comes after begins at the cell's end also if it has ``await``;
+                always so with `timed` or `argv`.
         """
         session = self.rank_set.session
         count = execution_count or session.runs.count_cell()
         cell = read_cell(source, count)
         words = None if argv is None else read_argv(argv)
         sink = sink or current_sink(session.displays, has_tabs)
-        verb = RunCell(0, cell.source, cell.transformed, cell.code, count, quiet, timed, words)
+        waits = cell.awaits and not (in_order or timed or words is not None)
+        verb = RunCell(
+            0, cell.source, cell.transformed, cell.code, count, quiet, timed, words, waits
+        )
         sink = SilentSink(sink) if quiet else sink
         return self.rank_set.start(verb, f"cell {count}", num_bytes=len(cell.source), sink=sink)
 

@@ -54,6 +54,7 @@ class WorkItem(msgspec.Struct, frozen=True):
             executes.
         num_bytes: size of the arguments, in bytes.
         is_single: whether the result is the value of the only rank, not `Results`.
+        interleaves: whether it may wait beside other work of the ranks.
     """
 
     verb: Work
@@ -64,6 +65,7 @@ class WorkItem(msgspec.Struct, frozen=True):
     channel: Channel = "work"
     num_bytes: int = 0
     is_single: bool = False
+    interleaves: bool = False
 
     def relay(self, run: int) -> Parcel[Relay]:
         """Return the message by which the agent relays the work to its ranks as run `run`."""
@@ -81,6 +83,7 @@ class WorkItem(msgspec.Struct, frozen=True):
             self.kind.fills,
             lends,
             self.kind.is_whole,
+            self.interleaves,
         )
         return Parcel(relay, tuple(frames))
 
@@ -148,7 +151,7 @@ class Run(Generic[T]):
         self.ranks = item.ranks
         self.title = item.title
         self.is_cell = item.kind.is_cell
-        self.is_query = item.kind.is_query
+        self.is_query, self.interleaves = item.kind.is_query, item.interleaves
         self.started_at = time.monotonic()
         self._single = item.is_single
         self.printer = printer

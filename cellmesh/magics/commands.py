@@ -127,6 +127,7 @@ class Commands:
             timed=timed,
             argv=options["argv"],
             has_tabs=True,
+            in_order=not options["nowait"],
         )
         self.recorder.cell(count, typed, run, quiet, mesh, options["argv"])
         if options["nowait"]:
@@ -159,7 +160,7 @@ class Commands:
         ranks, count = self.auto_ranks(), self.execution_count()
         if self._help(source, ranks):
             return
-        run = ranks.submit_cell(source, execution_count=count, has_tabs=True)
+        run = ranks.submit_cell(source, execution_count=count, has_tabs=True, in_order=True)
         self.recorder.cell(count, source, run, False, self._need_mesh(self._auto))
         run.result()
 

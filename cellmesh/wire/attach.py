@@ -60,6 +60,7 @@ class RunInfo(msgspec.Struct, frozen=True, array_like=True):
     ranks: tuple[int, ...]
     title: str
     execution_count: int = 0
+    interleaves: bool = False
 
 
 class Welcome(Verb, frozen=True):

@@ -55,7 +55,7 @@ AnyRequest = (
     | trace.AnyRequest
 )  # fmt: skip
 
-PROTOCOL = 15
+PROTOCOL = 16
 
 Channel = Literal["work", "control"]
 
@@ -71,7 +71,8 @@ class Relay(Verb, frozen=True):
     `execution_count` (0: no cell) are for a controller that attaches while the run is in flight.
     `fills`: the message may bind names in the user's namespace (a cell, a call, a push), which is
     empty on a new rank. `lends`: the last frame names a segment, which the agent keeps open until
-    the run has ended. `is_whole`: all text of the run is sent, without a limit.
+    the run has ended. `is_whole`: all text of the run is sent, without a limit. `interleaves`: it
+    may wait beside later runs, which may end before it.
     """
 
     ranks: tuple[int, ...]
@@ -83,6 +84,7 @@ class Relay(Verb, frozen=True):
     fills: bool = False
     lends: bool = False
     is_whole: bool = False
+    interleaves: bool = False
 
 
 class Restart(Verb, frozen=True):

@@ -38,6 +38,20 @@ class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
     cell_allocated: int = 0
 
 
+class WaitingCall(msgspec.Struct, frozen=True, array_like=True):
+    """An asynchronous cell or call that has begun on a rank and waits there beside other work.
+
+    Attributes:
+        run: its run.
+        title: name of the function; ``In[n]`` for a cell.
+        where: the call that it awaits, and the file and line of it; "" if unknown.
+    """
+
+    run: int
+    title: str
+    where: str = ""
+
+
 class Probe(Verb, frozen=True):
     """Ask a rank's control thread for the state of the main thread (`RankState`)."""
 
@@ -55,7 +69,8 @@ class RankState(Verb, frozen=True):
     `is_half_done`: a step has left models half updated. `counts` has all its groups, with their
     last collectives; `in_flight` the oldest operation of each group and peer; `making` the members
     of the group that it is making (`group` is its name); `memory` the memory that it uses; `steps`
-    the steps of its optimizers in the last run, if it is idle.
+    the steps of its optimizers in the last run, if it is idle. `waiting` has the calls that wait
+    beside other work; while one of them executes, the rank is idle unless it is in a collective.
     """
 
     request: int
@@ -77,6 +92,7 @@ class RankState(Verb, frozen=True):
     steps: Steps = Steps()
     is_half_done: bool = False
     making: tuple[int, ...] = ()
+    waiting: tuple[WaitingCall, ...] = ()
 
 
 class Stacks(Verb, frozen=True):

@@ -164,6 +164,15 @@ class Channel:
                 is_whole = len(parts) == 1 and count == len(parts[0])
                 parts = [] if is_whole else _advance(parts, count)
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._connection.fileno()
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a whole message has been received, which `receive` returns at once."""
+        return bool(self._received)
+
     def receive(self) -> list[Frame]:
         """Return the next message; blocks until one has arrived.
 

@@ -37,6 +37,8 @@ class WorkVerb(Verb, frozen=True):
         fills: whether it may bind names in a rank's namespace (`Relay`).
         needs_room: whether it waits while too many runs or bytes are in flight.
         is_whole: whether all of its output is sent, without a limit.
+        interleaves: whether it may wait beside other work (`workers.rank.tasks`); a field of cells
+            and calls.
     """
 
     is_cell: ClassVar[bool] = False
@@ -45,6 +47,7 @@ class WorkVerb(Verb, frozen=True):
     fills: ClassVar[bool] = False
     needs_room: ClassVar[bool] = True
     is_whole: ClassVar[bool] = False
+    interleaves: ClassVar[bool] = False
 
 
 class FeatureRequest(WorkVerb, frozen=True):
@@ -65,7 +68,8 @@ class RunCell(WorkVerb, frozen=True):
     it), `code` its compiled parts, in order, as a list for `marshal` (b"": the rank compiles it);
     `execution_count` is n of the notebook's ``In[n]``; `quiet` drops the value of a last
     expression; `is_timed`: the answer contains the duration. `argv`: the arguments in `sys.argv`,
-    after the program's name, while the cell runs; None for no change.
+    after the program's name, while the cell runs; None for no change. `interleaves`: the cell
+    awaits, and what comes after does not wait for its end.
     """
 
     is_cell: ClassVar[bool] = True
@@ -80,12 +84,14 @@ class RunCell(WorkVerb, frozen=True):
     quiet: bool = False
     is_timed: bool = False
     argv: tuple[str, ...] | None = None
+    interleaves: bool = False  # type: ignore[misc]
 
 
 class RunCall(WorkVerb, frozen=True):
     """Ask ranks to call a pickled ``(function, args, kwargs)`` and to answer with its value.
 
     `function`: packed function (`plain_functions.pack`); the payload is then ``(args, kwargs)``.
+    `interleaves`: the function is asynchronous, and what comes after does not wait for its end.
     """
 
     is_user_code: ClassVar[bool] = True
@@ -94,6 +100,7 @@ class RunCall(WorkVerb, frozen=True):
     run: int
     payload: Pickled
     function: bytes = b""
+    interleaves: bool = False  # type: ignore[misc]
 
 
 class RunScript(WorkVerb, frozen=True):

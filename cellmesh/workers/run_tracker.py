@@ -18,6 +18,8 @@ from ..stdlib import threading
 # Number of recorded cells and calls.
 MAX_RUNS = 1_000
 _MAX_NAME = 80
+# `RunTracker.main_run` while the main thread waits in its event loop: code belongs to its context.
+IN_LOOP = -2
 # Modules of functions that magics call on ranks.
 _OURS = ("cellmesh.controller.", "cellmesh.magics.")
 
@@ -55,9 +57,9 @@ class RunTracker:
         run = _run_of_context.get(None)
         if run is None:
             run = getattr(threading.current_thread(), "_cellmesh_run", None)
-        elif self.main_run < 0 and threading.get_ident() == self._main_thread:
+        elif self.main_run == -1 and threading.get_ident() == self._main_thread:
             return -1  # between runs, the main thread's context is still the last run's
-        return self.main_run if run is None else run
+        return max(-1, self.main_run) if run is None else run
 
     def follow_threads(self) -> None:
         """Patch `threading` so that a new thread belongs to the run in which it is started."""

@@ -139,21 +139,29 @@ class Core:
             reason = f"cannot be reached: the mesh is {self.state}"
             died = Parcel(Died(min(ranks), reason, ""))
             return [Deliver(run, ranks, died, has_begun=False), Finish(run)]
-        is_work = relay.channel == "work"
-        effects = self._recovery.before_run(ranks, now) if is_work else []
+        is_of_main, waits = relay.channel == "work", relay.interleaves
+        effects = self._recovery.before_run(ranks, now) if is_of_main else []
         pending = Pending(
-            ranks, set(ranks), now, now, now, is_work, fills=relay.fills, title=relay.title
+            ranks,
+            set(ranks),
+            now,
+            now,
+            now,
+            is_of_main and not waits,
+            waits,
+            fills=relay.fills,
+            title=relay.title,
         )
         effects += self.runs.add(run, pending)
         dead, left = self.mesh.dead, ranks
         gone, awaited = set[int](), set[int]()
         if dead:
-            gone, awaited = self.lost if is_work else set(dead), self.mesh.missing()
+            gone, awaited = self.lost if is_of_main else set(dead), self.mesh.missing()
         if gone:
             left = tuple([rank for rank in ranks if rank not in gone])
             parcel = Parcel(msgspec.structs.replace(relay, ranks=left), parcel.buffers)
         pending.is_sent = bool(left)
-        if is_work and left and (self._recovery.phase != "calm" or awaited.intersection(left)):
+        if is_of_main and left and (self._recovery.phase != "calm" or awaited.intersection(left)):
             self.runs.defer(run, pending, parcel)
         elif left:
             effects.append(Send(parcel))
@@ -234,6 +242,8 @@ class Core:
             return f"{describe_ranks(dead)} must live for that: `%dist_heal`, then resize"
         if busy := self.mesh.with_work():
             return tell_busy(self.mesh.running(sorted(busy)), "resize")
+        if ending := self.mesh.waiting_beyond(num_ranks):
+            return f"it would end {ending}: cancel that (`run.cancel()`), then resize"
         return "" if self._recovery.is_at_rest else "the mesh is being healed: resize it then"
 
     def resize(
@@ -381,7 +391,15 @@ class Core:
                 self.runs.add(
                     info.run,
                     Pending(
-                        info.ranks, set(info.ranks), now, now, now, fills=True, title=info.title
+                        info.ranks,
+                        set(info.ranks),
+                        now,
+                        now,
+                        now,
+                        not info.interleaves,
+                        info.interleaves,
+                        fills=True,
+                        title=info.title,
                     ),
                 )
         return [Change(self.state, welcome)]

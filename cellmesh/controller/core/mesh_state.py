@@ -27,7 +27,9 @@ class Pending(msgspec.Struct):
         members: all ranks of the run.
         ranks: the ranks that have not ended it.
         started_at: when it was sent, in seconds.
-        is_work: whether main threads execute it; else control threads answer it.
+        is_work: whether main threads execute it, and later work after it; else control threads
+            answer it, or it `interleaves`.
+        interleaves: whether it may wait beside work of its ranks.
         is_sent: whether it was sent; else it waits for the end of a recovery.
         has_failed: whether a rank has raised in it or died.
         failing: ranks on which it has raised, and that are describing the exception.
@@ -51,6 +53,7 @@ class Pending(msgspec.Struct):
     watched_at: float
     judged_at: float
     is_work: bool = True
+    interleaves: bool = False
     is_sent: bool = True
     has_failed: bool = False
     failing: set[int] = msgspec.field(default_factory=set)
@@ -179,6 +182,21 @@ class MeshState(msgspec.Struct):
         """Return the ranks that have work: they execute it, have it queued, or will be sent it."""
         return {rank for run in self.pending.values() if run.is_work for rank in run.ranks}
 
+    def waiting_beyond(self, num_ranks: int) -> str:
+        """Return, in words, the calls that wait beside work on ranks from `num_ranks` on; "" if
+        there are none.
+        """
+        beyond = {
+            run: sorted(rank for rank in pending.ranks if rank >= num_ranks)
+            for run, pending in self.pending.items()
+            if pending.interleaves
+        }
+        return ", ".join(
+            f"{self.pending[run].title} on {describe_ranks(ranks)}"
+            for run, ranks in beyond.items()
+            if ranks
+        )
+
     def busy(self, with_heals: bool = True) -> set[int]:
         """Return the ranks that have been sent work and do not hold it back after a failed run."""
         busy: set[int] = set()
@@ -261,10 +279,14 @@ class MeshState(msgspec.Struct):
         }
 
     def running(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Return, for each rank, the title of the oldest run it has not ended; "" if unknown."""
+        """Return, for each rank, the title of the oldest run it has not ended, of one that waits
+        beside work only if there is no other; "" if unknown.
+        """
         titles = dict.fromkeys(ranks, "")
-        for _, pending in sorted(self.pending.items(), reverse=True):
-            if pending.is_work and pending.is_sent:
+        for _, pending in sorted(
+            self.pending.items(), key=lambda each: (each[1].is_work, -each[0])
+        ):
+            if (pending.is_work or pending.interleaves) and pending.is_sent:
                 titles.update((rank, pending.title) for rank in pending.ranks if rank in titles)
         return titles
 

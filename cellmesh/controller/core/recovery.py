@@ -169,7 +169,7 @@ class Recovery:
         """Handle the end of a run on all its ranks."""
         if run >= FIRST_HEAL:
             return self._heal_ended(now) if run == self._heal_run else self.begin(now)
-        if not (pending.is_work and pending.is_sent):
+        if not ((pending.is_work or pending.interleaves) and pending.is_sent):
             return []
         # A rank that was released or interrupted may have lost its connections, even if its code
         # went on.

@@ -123,7 +123,8 @@ class Runs:
             pending = self._mesh.pending.get(run)
             if pending is not None:
                 first = pending.interrupted_at
-                is_again = first is not None and now - first <= ESCALATE_S and pending.is_work
+                is_of_main = pending.is_work or pending.interleaves
+                is_again = first is not None and now - first <= ESCALATE_S and is_of_main
                 event: RunEvent = "interrupted again" if is_again else "interrupted"
                 if not is_again and self.alignment.is_out_of_reach(run, pending):
                     event = "interrupted at once"
@@ -172,6 +173,8 @@ class Runs:
         pending.interrupted_at = now
         if rest := tuple(sorted(pending.ranks.difference(aligned))):
             told.setdefault(rest, []).append(Interrupt(run))
+        if pending.interleaves:
+            unclear[run] = set(pending.ranks)
         if not pending.is_work:
             return []
         held = pending.ranks & self._mesh.held.keys()
@@ -212,7 +215,12 @@ class Runs:
         """
         effects: list[Effect] = []
         for run, ranks in unclear.items():
-            queued = [rank for rank in ranks & states.keys() if 0 <= states[rank].run < run]
+            queued = [
+                rank
+                for rank in ranks & states.keys()
+                if 0 <= states[rank].run < run
+                and all(call.run != run for call in states[rank].waiting)
+            ]
             effects += self._settle_unbegun(run, tuple(sorted(queued)), now)
         return effects
 
@@ -237,7 +245,11 @@ class Runs:
         effects: list[Effect] = []
         pending = self._mesh.pending.items()
         left = {run: each.ranks.intersection(ranks) for run, each in pending}
-        begun = {run: some & self._mesh.runs_first(run) for run, some in left.items() if some}
+        begun = {
+            run: some if self._mesh.pending[run].interleaves else some & self._mesh.runs_first(run)
+            for run, some in left.items()
+            if some
+        }
         for run, first in begun.items():
             for some, has_begun in ((first, True), (left[run] - first, False)):
                 effects += self.settle(run, tuple(sorted(some)), parcel, now, has_begun)
@@ -326,6 +338,8 @@ class Runs:
             pending.first_end_at = now
         if pending.has_failed and pending.settle_at is None and pending.is_work and not is_own:
             effects += self._on("a rank failed", run, pending, now)
+        if pending.interleaves and type(parcel.verb) is Failed:
+            effects += self._recovery.begin(now)  # the other ranks may wait as long as they like
         return effects if stopping is None else [*effects, *self.alignment.end_if_aligned(now)]
 
     def fails_on(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
@@ -374,7 +388,8 @@ class Runs:
 
     def _kill(self, run: int, pending: Pending, now: float) -> list[Effect]:
         pending.kill_at = None
-        ranks = tuple(sorted(self._mesh.runs_first(run)))  # others wait behind another run
+        first = pending.ranks if pending.interleaves else self._mesh.runs_first(run)
+        ranks = tuple(sorted(first))  # others wait behind another run
         if not ranks:
             return []
         self._mesh.to_replace.update(ranks)

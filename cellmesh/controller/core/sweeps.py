@@ -69,21 +69,23 @@ class Sweeps:
         return [
             run
             for run, pending in self._mesh.pending.items()
-            if pending.is_work
-            and pending.is_sent
+            if pending.is_sent
             and run < FIRST_HEAL
             and (self._is_to_be_watched(pending, now) or self._is_to_be_judged(pending, now))
         ]
 
     def _is_to_be_watched(self, pending: Pending, now: float) -> bool:
-        is_long = now - pending.started_at >= WATCH_AFTER_S
+        is_long = now - pending.started_at >= WATCH_AFTER_S and pending.is_work
         return is_long and now - pending.watched_at >= WATCH_EVERY_S - SWEEP_S / 2
 
     def _is_to_be_judged(self, pending: Pending, now: float) -> bool:
         """Return whether to examine a run now for ranks that can never go on; false if all of its
-        ranks are released from their collectives, or one waits for the user's input.
+        ranks are released from their collectives, or one waits for the user's input. A call that
+        waits beside work is examined once a rank has failed: it may wait forever.
         """
         if pending.ranks <= pending.released or pending.ranks & self._mesh.asking.keys():
+            return False
+        if not (pending.is_work or (pending.interleaves and pending.has_failed)):
             return False
         is_whole = pending.is_waited_for or len(pending.members) == self._mesh.num_ranks
         since, after_s = pending.started_at, self._settle_s if is_whole else WATCH_AFTER_S

@@ -326,10 +326,20 @@ class Runs:
         return [run for run in self._in_flight() if wanted.intersection(run.waiting_ranks())]
 
     def busy_ranks(self) -> set[int]:
-        """Return the ranks that have not ended all their runs; queries do not count."""
+        """Return the ranks that have not ended all their runs; queries do not count, nor calls
+        that wait beside work.
+        """
         return {
-            rank for run in self._in_flight() if not run.is_query for rank in run.waiting_ranks()
+            rank
+            for run in self._in_flight()
+            if not (run.is_query or run.interleaves)
+            for rank in run.waiting_ranks()
         }
+
+    @property
+    def has_user_code(self) -> bool:
+        """Whether a run other than a query is in flight."""
+        return not all(run.is_query for run in self._in_flight())
 
     def adopt(self, welcome: Welcome, sink: Sink) -> None:
         """Take over the runs in flight of an earlier controller, and number new runs after them.
@@ -354,7 +364,8 @@ class Runs:
     def _adopt_run(self, info: RunInfo, printer: Printer) -> Run[Any]:
         kind = RunCell if info.execution_count else RunCall
         # Another controller has sent the work; only its kind is known.
-        item = WorkItem(PullNames(info.run, ""), kind, info.ranks, title=info.title or "a call")
+        work, title = PullNames(info.run, ""), info.title or "a call"
+        item = WorkItem(work, kind, info.ranks, title=title, interleaves=info.interleaves)
         run: Run[Any] = Run(info.run, item, printer, self)
         self.add(run)
         self._printers[info.run] = printer

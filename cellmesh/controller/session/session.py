@@ -503,7 +503,7 @@ class Session:
         return self._leave_alive() if is_left else self.stop()
 
     def _is_kept(self) -> bool:
-        return self.ticket.is_lease_chosen or bool(self.runs.busy_ranks())
+        return self.ticket.is_lease_chosen or self.runs.has_user_code
 
     def _order_end(self) -> None:
         self.runs.post_if_open(lambda core, now: core.stop())

@@ -83,7 +83,12 @@ class Ranks(Protocol):
     rank_set: RankSet
 
     def submit_cell(
-        self, source: str, *, execution_count: int = 0, argv: str | None = None
+        self,
+        source: str,
+        *,
+        execution_count: int = 0,
+        argv: str | None = None,
+        in_order: bool = False,
     ) -> Run[None]:
         """Run source in the ranks' namespace, and return without waiting."""
 
@@ -205,7 +210,9 @@ class Profiling:
             for rank in self._living():  # else the next cell would be profiled
                 self._ask(rank, "")
             raise
-        self.run: Run[None] = ranks.submit_cell(source, execution_count=execution_count, argv=argv)
+        self.run: Run[None] = ranks.submit_cell(
+            source, execution_count=execution_count, argv=argv, in_order=True
+        )
 
     def collect(self) -> Profile:
         """Return the ranks' profiles once the cell has ended or failed, and write the trace.

@@ -24,6 +24,7 @@ _MAX_HTML_BYTES = 50_000
 _NUM_LAST_LINES = 5
 _MAX_LAST_LINE = 200
 _MAX_LAST_RANKS = 4
+_MAX_WAITING = 3  # calls that wait on a rank, in its state
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,10 @@ def doing(info: RankInfo, state: RankState | None) -> str:
         if info.predecessor_ending
         else ""
     )
-    return f"{cell}{describe_state(state)}{new}"
+    calls = [f"{each.title} waits {each.where}".rstrip() for each in state.waiting]
+    more = [f"{len(calls) - _MAX_WAITING} more wait"] if len(calls) > _MAX_WAITING else []
+    waiting = "".join(f"; {text}" for text in (*calls[:_MAX_WAITING], *more))
+    return f"{cell}{describe_state(state)}{waiting}{new}"
 
 
 def facts_table(

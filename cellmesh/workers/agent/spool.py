@@ -101,7 +101,9 @@ class Spool:
             return
         self.next_run = max(self.next_run, order.run + 1)
         if order.channel == "work":
-            info = RunInfo(order.run, order.ranks, order.title, order.execution_count)
+            info = RunInfo(
+                order.run, order.ranks, order.title, order.execution_count, order.interleaves
+            )
             self._flights[order.run] = _Flight(info, set(order.ranks))
             if order.is_whole:
                 self._whole.add(order.run)

@@ -378,8 +378,9 @@ class Supervisor:
             if state is not None and state.pid > 0:
                 ranks.append(rank)
                 if is_work:
-                    state.runs.append(run)
-                    state.phase = "running"
+                    if not order.interleaves:
+                        state.runs.append(run)
+                        state.phase = "running"
                     if fills:
                         state.filling.add(run)
                     if order.is_whole:

@@ -105,7 +105,7 @@ class Gate:
         """While the gate is closed, pause this thread before an operation on a group of `size`
         ranks; raise if `strike` ends the run.
         """
-        if size < 2 or not self._is_main():
+        if size < 2 or not self.is_main():
             return
         try:
             while self.is_closed and not self._may_pass():
@@ -147,10 +147,11 @@ class Gate:
 
     def note_begun(self) -> None:
         """Report that this rank has begun an operation while the gate is closed."""
-        if self._is_main() and self.running() == self._run:
+        if self.is_main() and self.running() == self._run:
             self.report(self._run)
 
-    def _is_main(self) -> bool:
+    def is_main(self) -> bool:
+        """Return whether this thread is the main one, or executes a backward pass for it."""
         # The engine's threads, which are not in `threading`, run backward for the main thread.
         ident = threading.get_ident()
         return ident == self._main_thread or ident not in threading._active  # type: ignore[attr-defined]

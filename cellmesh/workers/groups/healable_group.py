@@ -334,6 +334,8 @@ def _collective(method: str) -> Callable[..., Any]:
     def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
         ledger, record = self._ledger, self.record
         gate = ledger.gate
+        if ledger.may_begin is not None and self.size() > 1:
+            ledger.may_begin(label)
         if gate.is_closed:
             gate.enter(self.size())
         call = getattr(self._inner, method)

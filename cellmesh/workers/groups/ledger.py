@@ -170,6 +170,8 @@ class Ledger:
     # next collective on each group is compared, by `compare_first`.
     num_doubts: int = 0
     compare_first: Callable[[GroupRecord, Signed, int], None] = lambda record, signed, size: None
+    # Called with the name of a collective before it begins; raises an error if it must not.
+    may_begin: Callable[[str], None] | None = None
     # Groups on which collectives have begun since `mark`.
     touched: list[GroupRecord] = field(default_factory=list)
     last: Operation | None = None  # the main thread's, ended or not

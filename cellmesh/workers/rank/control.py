@@ -28,6 +28,7 @@ from .interrupts import DescriptionTimeout
 from .memory import MemoryMeter
 from .stack_inspection import Activity, StopPoint, Waited, format_stacks, look_at_main_thread
 from .stdin import Asker
+from .tasks import Call, describe_waiting, format_waiting
 from .value_transfer import refusal
 
 # Made before the fork: the types of its messages take milliseconds.
@@ -55,6 +56,7 @@ class ControlThread:
     _context: RankContext
     _asker: Asker
     _meter: MemoryMeter
+    _calls: dict[int, Call]  # calls that wait on this rank, by run
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +126,10 @@ class ControlThread:
         Usable on any thread.
         """
         stopped, stop = self._last_stop
-        return stop if stopped == run else None
+        if stopped == run:
+            return stop
+        task = self._interrupts.tasks.get(run)
+        return None if task is None or task.kind is None else StopPoint(task.kind, Waited())
 
     def kind_of_stop(self, run: int) -> type[KeyboardInterrupt] | None:
         """Return the exception class by which a run was stopped; None if it was not stopped."""
@@ -144,7 +149,13 @@ class ControlThread:
                 self._asker.reply(verb.request, verb.text, verb.is_end)
             case Stacks():
                 self._answer(
-                    Parcel(StackText(verb.request, format_stacks(self._shell, verb.all_threads)))
+                    Parcel(
+                        StackText(
+                            verb.request,
+                            format_stacks(self._shell, verb.all_threads)
+                            + format_waiting(self._calls, self._shell),
+                        )
+                    )
                 )
             case Describe():
                 self._answer(Parcel(Blueprint(verb.request, self._groups.blueprint())))
@@ -202,7 +213,7 @@ class ControlThread:
 
     def _stop(self, run: int, kind: type[KeyboardInterrupt], is_aligned: bool = False) -> None:
         if self._interrupts.running != run:
-            self._interrupts.request(run, kind)  # the run will not begin
+            self._interrupts.request(run, kind)  # the run will not begin, or it waits
             return
         self._aligned_run = run if is_aligned else -1
         self._groups.ledger.num_doubts += 1
@@ -318,6 +329,9 @@ class ControlThread:
         run = self._interrupts.running
         seen = look_at_main_thread(self._shell)
         waited = self._waits(seen) or Waited()
+        task = self._interrupts.tasks.get(run)
+        if task is not None and task.interleaves and not waited.collective:
+            run = -1  # it is about to wait again
         busy, memory = run >= 0, self._meter.use()
         return RankState(
             request=request,
@@ -341,6 +355,7 @@ class ControlThread:
             memory=memory,
             in_flight=self._groups.ledger.in_flight() if waited.collective else (),
             steps=Steps() if busy else self._context.steps.describe(self._shell.user_ns),
+            waiting=describe_waiting(self._calls, self._shell) if self._calls else (),
         )
 
     def _query(self, verb: Request) -> Parcel[Done]:

@@ -34,6 +34,7 @@ from .memory import MemoryMeter
 from .script import run_script
 from .shell import remember_error
 from .streams import Pump
+from .tasks import Tasks, awaiting
 from .value_transfer import (
     bind,
     bind_missing_names,
@@ -58,10 +59,6 @@ def _allow_recursion() -> None:
     sys.setrecursionlimit(max(sys.getrecursionlimit(), _MIN_RECURSION))
 
 
-async def _await(value: Any) -> Any:
-    return await value
-
-
 @functools.lru_cache(256)
 def _facts(packed: bytes) -> tuple[tuple[str, ...], str]:
     """Return the names that a packed function uses (`names_of`), and its own name (`name_of`)."""
@@ -80,6 +77,7 @@ class Executor:
     _meter: MemoryMeter
     _needs_groups: bool  # whether the rank replaces a dead one: no groups before the first `Heal`
     _imports: ImportTimes
+    tasks: Tasks  # of asynchronous cells and calls
     _bars: TqdmBars | None = None  # the progress bars of user code
 
     def __post_init__(self) -> None:
@@ -133,6 +131,9 @@ class Executor:
                 self._interrupts.running = -1  # from here on, no interrupt is accepted
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
             outcome = error
+        if work.interleaves and self.tasks.has_begun(work.run, outcome):
+            self._tracker.main_run = -1
+            return True
         if os.getpid() != self._pid and self._end_child is None:
             run_fork_hooks()
         if isinstance(outcome, BaseException):
@@ -156,7 +157,30 @@ class Executor:
             flush_c_stdio()
         self._tracker.main_run = -1
         self._pump.answer(answer, more_follows)
-        return type(answer.verb) is Done
+        return type(answer.verb) is Done or work.interleaves
+
+    def _begin_waiting(self, work: RunCell | RunCall, record: RunRecord, awaited: Any) -> None:
+        """Begin a cell or call that waits beside other work; its answer is sent when it ends."""
+
+        async def answer_later(awaited: Any) -> None:
+            answer = make_parcel((Done(work.run), ()))
+            try:
+                try:
+                    value = await awaited
+                    if value is not None:
+                        answer = self._value(work.run, value, "the result")
+                finally:
+                    self._interrupts.running = -1
+                self._note_end(work.run, None)
+            except BaseException as error:
+                answer = self._describe_failure(work, error)
+            record.end_s = time.monotonic()
+            self.tasks.forget(work.run)
+            flush_c_stdio()
+            self._pump.answer(answer)
+
+        title = record.name or f"In[{record.execution_count}]"
+        self.tasks.begin(work.run, title, awaited, answer_later)
 
     def _report_imports(self, run: int) -> None:
         total_s, took_s, asked = self._imports.take()
@@ -245,10 +269,14 @@ class Executor:
         try:
             result = function(*args, **kwargs)
             if result is not None and hasattr(type(result), "__await__"):
-                result = self._shell.loop_runner(_await(result))
+                if work.interleaves:
+                    self._begin_waiting(work, record, result)
+                    return None
+                result = self._shell.loop_runner(awaiting(result))
         finally:
             sys.settrace(None)  # of the debugger
-            record.end_s = time.monotonic()
+            if work.run not in self.tasks.calls:
+                record.end_s = time.monotonic()
         return None if result is None else self._value(work.run, result, "the result")
 
     def _script(self, work: RunScript, buffers: tuple[Frame, ...]) -> BaseException | None:
@@ -296,6 +324,14 @@ class Executor:
         return self._value(work.run, answer, getattr(work.body, "path", "") or "the answer")
 
     def _cell(self, work: RunCell, buffers: tuple[Frame, ...]) -> BaseException | None:
+        if work.interleaves:
+            record = RunRecord(work.run, "", work.execution_count, time.monotonic())
+            self._tracker.records.append(record)
+            awaited = self._shell.run_source_async(
+                work.source, work.transformed, work.execution_count, work.quiet
+            )
+            self._begin_waiting(work, record, awaited)
+            return None
         if not work.is_timed:
             return self._run_cell(work)
         stopwatch = Stopwatch(self._groups.ledger.spans)

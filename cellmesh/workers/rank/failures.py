@@ -101,6 +101,8 @@ class Failures:
         stop = self._stop_of(run)
         # A script may catch the interrupt and exit with a status, as click does.
         is_exit = issubclass(type(error), SystemExit)
+        # A task is cancelled in place of an interrupt.
+        is_exit |= name_of(error) == "CancelledError"
         if stop is not None and seen is error and (is_exit or _has_wrapped_stop(error)):
             return stop.kind().with_traceback(traceback_of(error))
         # By type: ``isinstance`` would read an exception's ``__class__``, which may run code.

@@ -15,6 +15,7 @@ import multiprocessing
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ...stdlib import os, signal, threading, time
 from ...wire.limits import MAX_RUNS
@@ -36,6 +37,23 @@ class DescriptionTimeout(KeyboardInterrupt):
     """Raised in an exception's own code when describing the exception takes too long."""
 
 
+@dataclass
+class Cancellable:
+    """A run that executes as an asyncio task.
+
+    Attributes:
+        cancel: cancels the task; usable on the main thread, also in signal handlers.
+        schedule: calls a function in the event loop; usable on any thread.
+        interleaves: whether it waits beside other work of the rank.
+        kind: exception class by which it was stopped while it waited; None if it was not.
+    """
+
+    cancel: Callable[[], object]
+    schedule: Callable[[Callable[[], object]], object]
+    interleaves: bool = False
+    kind: type[KeyboardInterrupt] | None = None
+
+
 class Interrupts:
     """Records which run the main thread executes and which run to interrupt, and handles SIGINT on
     the main thread.
@@ -44,6 +62,8 @@ class Interrupts:
     def __init__(self) -> None:
         self.running = -1  # number of the run that executes
         self.num_begun = 0
+        self.tasks: dict[int, Cancellable] = {}  # runs that have begun, and execute as tasks
+        self._is_suspended = False  # whether `running` is such a run, and waits in the event loop
         self._wanted = -1
         self._kind: type[KeyboardInterrupt] = KeyboardInterrupt
         self._cancelled: dict[int, type[KeyboardInterrupt]] = {}
@@ -82,6 +102,43 @@ class Interrupts:
         if kind is not None:
             self.running = -1
             raise kind
+
+    def wait_in(self, run: int, is_over: bool = False) -> None:
+        """Record that the main thread enters its event loop in a run (-1: in none); `is_over`: that
+        it has left the loop.
+        """
+        if _getsignal(_SIGINT) is not self._handler and run < 0 and not is_over:
+            self._handle_signals()
+        self._is_suspended = not is_over
+        self.running = run
+
+    def enter(self, run: int) -> tuple[bool, int]:
+        """Record that a task of a run continues; return the state to give to `leave`."""
+        before = self._is_suspended, self.running
+        self.running = run
+        self._is_suspended = False
+        self.num_begun += 1
+        # As in `begin`. Its task is cancelled when it waits next, or struck if it computes.
+        if self._cancelled and run in self.tasks and (kind := self._deliver(run)):
+            self.on_dropped(run, kind)
+        return before
+
+    def leave(self, before: tuple[bool, int]) -> None:
+        """Record that a task waits or has ended."""
+        self._is_suspended, self.running = before  # in this order, or an interrupt could strike
+
+    def _deliver(self, run: int) -> type[KeyboardInterrupt] | None:
+        """Cancel the task of a run whose interrupt was recorded; return the exception's class."""
+        kind = self._cancelled.pop(run, None)
+        if kind is not None:
+            self.cancel(run, kind)
+        return kind
+
+    def cancel(self, run: int, kind: type[KeyboardInterrupt]) -> None:
+        """Cancel the task of a run that was stopped by this class of exception."""
+        if (task := self.tasks.get(run)) is not None:
+            task.kind = kind
+            task.cancel()
 
     def takes_back(self, run: int) -> bool:
         """Return whether the user has interrupted a run before it began, and drop the interrupt."""
@@ -127,6 +184,8 @@ class Interrupts:
                 del self._cancelled[next(iter(self._cancelled))]
             # If the run has begun, and missed the entry, no thread would look at the entry again.
             if self.running != run or self._cancelled.pop(run, None) is None:
+                if (task := self.tasks.get(run)) is not None:  # it waits, or is about to go on
+                    task.schedule(lambda: self._deliver(run))
                 return False
         self._kind = kind
         self._wanted = run
@@ -165,7 +224,12 @@ class Interrupts:
             if not multiprocessing.current_process().daemon:
                 signal.default_int_handler(signum, frame)
             return
-        if self.running < 0 or self.running != self._wanted:
+        wanted = self._wanted
+        if wanted in self.tasks and (self._is_suspended or self.running != wanted):
+            self._wanted = -1
+            self.cancel(wanted, self._kind)  # none of its tasks executes
+            return
+        if self.running < 0 or self.running != wanted:
             return
         if self.is_describing and signum != _OWN_SIGNAL:
             return

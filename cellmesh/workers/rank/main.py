@@ -53,6 +53,7 @@ from .shell import RankShell
 from .stdin import Asker
 from .stdout import Log
 from .streams import DISPLAYS, Pump, RankStream, Show
+from .tasks import Tasks
 from .value_transfer import NotebookClasses, SegmentLink
 
 # Made before the fork: the types of its messages take a millisecond.
@@ -159,7 +160,9 @@ def run_rank(
     code = str(Path(options.log_path).parents[1] / "code/current")
     context = RankContext(shell, groups, interrupts, link, placement.device, code)
     context.steps.install()
-    control_thread = ControlThread(Channel(control), context, asker, meter)
+    tasks = Tasks(interrupts, tracker, groups.ledger)
+    shell.use_loop(tasks.run)
+    control_thread = ControlThread(Channel(control), context, asker, meter, tasks.calls)
     control_thread.start()
     names = {
         "rank": options.rank,
@@ -195,6 +198,7 @@ def run_rank(
         meter,
         options.rejoin,
         import_times,
+        tasks,
         bars,
     )
     guard_forks(
@@ -227,10 +231,12 @@ def _work(
         if held and not holds_back:
             inbox.extendleft(reversed(held))
             held.clear()
-        parcel = inbox.popleft() if inbox else None
-        if parcel is None:
+        if executor.tasks.alive or not inbox:
             try:
-                inbox.extend(_CODEC.decode(channel.receive()))
+                if executor.tasks.alive:
+                    executor.tasks.turn(channel, bool(inbox))
+                if not inbox:
+                    inbox.extend(_CODEC.decode(channel.receive()))
             except KeyboardInterrupt:  # its run has just ended
                 continue
             except BaseException as error:
@@ -243,7 +249,10 @@ def _work(
                 raised.append(error)  # by a signal handler of user code (SIGALRM)
             while raised:  # not in the handler, whose error would be the context
                 hold_back(functools.partial(report, raised.pop()), report)
-        elif isinstance(parcel.verb, Resume):
+            if not inbox:
+                continue
+        parcel = inbox.popleft()
+        if isinstance(parcel.verb, Resume):
             holds_back = False
         elif holds_back and not isinstance(parcel.verb, Heal):
             if not executor.pass_over(parcel.verb.run, more_follows=bool(inbox)):

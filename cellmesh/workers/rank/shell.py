@@ -33,7 +33,7 @@ from ..static_lookup import plain_traceback, text_of, traceback_of
 from .child_processes import status_of
 from .imports import load
 from .stack_inspection import Place, is_machinery, lines_of, place_of
-from .streams import RankDisplayHook, RankDisplayPublisher, Show
+from .streams import CELL, RankDisplayHook, RankDisplayPublisher, Show
 from .tracebacks import (
     RankCompiler,
     format_without_own_frames,
@@ -60,8 +60,6 @@ class RankShell(InteractiveShell):
     compile: RankCompiler
     show: Show = AnyTrait()  # type: ignore[assignment]
     ask: Callable[..., str] = AnyTrait()  # type: ignore[assignment]
-    cell_source = ""
-    quiet_cell = False
     # Errors that IPython has shown as tracebacks while the cell runs, with which the cell fails.
     # None between cells.
     _shown: list[BaseException] | None = None
@@ -87,6 +85,11 @@ class RankShell(InteractiveShell):
         # Entered, not only set: IPython would exit the context after each cell that it runs.
         self.builtin_trap.__enter__()
         self.display_trap.__enter__()
+
+    def use_loop(self, run: Callable[[Any], Any]) -> None:
+        """Execute asynchronous cells by `run`, unless the user chooses another runner."""
+        self.loop_runner = run
+        self.loop_runner_map = {**self.loop_runner_map, "asyncio": (run, True)}
 
     def system(self, cmd: str) -> None:
         """Run ``!command``; interrupting it ends not only the command but also its cell.
@@ -210,7 +213,7 @@ class RankShell(InteractiveShell):
         """
         # As `self.execution_count = execution_count`, without the checks of a trait (eight calls).
         self._trait_values["execution_count"] = execution_count
-        self.cell_source, self.quiet_cell = source, quiet
+        CELL.set((source, quiet))
         shown: list[BaseException] = []
         self._shown = shown
         if not code or not self._is_plain():
@@ -237,6 +240,21 @@ class RankShell(InteractiveShell):
                 except BaseException as instead:
                     return instead
         return error
+
+    async def run_source_async(
+        self, source: str, transformed: str, execution_count: int, quiet: bool
+    ) -> None:
+        """Run a cell that awaits, beside others, and raise its exception; as `run_source`."""
+        self._trait_values["execution_count"] = execution_count
+        CELL.set((source, quiet))
+        result = await super().run_cell_async(
+            transformed, transformed_cell=transformed, store_history=False
+        )
+        self.events.trigger("post_execute")
+        error = _error_of(result)
+        if error is not None and not (isinstance(error, SystemExit) and status_of(error) == 0):
+            remember_error(error)
+            raise error
 
     def _is_plain(self) -> bool:
         """Return whether IPython has no callbacks or settings that observe or change cells (as

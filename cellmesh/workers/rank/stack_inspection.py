@@ -31,6 +31,8 @@ from ...stdlib import threading
 from ..static_lookup import module_of, traceback_of
 
 _MACHINERY = ("IPython.core.", "cellmesh.")
+# Modules with frames below those of a call: also of the event loop in which tasks execute.
+_OUTERMOST = (*_MACHINERY, "asyncio.", "selectors")
 OWN_FOLDER = str(Path(__file__).parents[2]) + "/"
 _RUNS_SCRIPTS = str(Path(__file__).with_name("script.py"))
 
@@ -105,7 +107,7 @@ def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
         start = 0
         while start < len(frames) and not is_machinery(frames[start]):
             start += 1
-        while start < len(frames) and is_machinery(frames[start]):
+        while start < len(frames) and module_of(frames[start]).startswith(_OUTERMOST):
             start += 1
         if start == len(frames) and not any(map(is_machinery, frames)):
             start = 0  # a thread of user code
@@ -448,11 +450,11 @@ def format_stacks(shell: Cells, all_threads: bool = False) -> str:
     """
     stacks = stacks_of_threads()
     main = threading.main_thread()
-    parts = [_format_stack(stacks.get(main.ident or 0, ()), shell)]
+    parts = [format_stack(stacks.get(main.ident or 0, ()), shell)]
     for thread in threading.enumerate() if all_threads else ():
         is_own = thread is main or thread.name.startswith(_OWN_THREADS)
         if not is_own and thread.ident in stacks:
-            parts.append(f"thread {thread.name}:\n{_format_stack(stacks[thread.ident], shell)}")
+            parts.append(f"thread {thread.name}:\n{format_stack(stacks[thread.ident], shell)}")
     return "\n".join(parts)
 
 
@@ -467,7 +469,8 @@ def shorten_path(name: str) -> str:
     return name
 
 
-def _format_stack(stack: Sequence[types.FrameType], shell: Cells) -> str:
+def format_stack(stack: Sequence[types.FrameType], shell: Cells) -> str:
+    """Return text with the part of a stack, innermost first, that is the user's."""
     outermost_first = stack[::-1]
     frames = outermost_first[user_part(outermost_first, shell)]
     if not frames:

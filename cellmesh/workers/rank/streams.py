@@ -12,6 +12,7 @@ import base64
 import codecs
 import collections
 import contextlib
+import contextvars
 import io
 import json
 import re
@@ -292,6 +293,10 @@ class _ByteStream(io.RawIOBase):
         return view.nbytes
 
 
+# Source of the cell, and whether the value of its last expression is dropped.
+CELL: contextvars.ContextVar[tuple[str, bool]] = contextvars.ContextVar(
+    "cellmesh_cell", default=("", False)
+)
 Show = Callable[[DisplayKind, bytes, str], None]
 
 
@@ -320,9 +325,9 @@ class RankDisplayHook(DisplayHook):
     """Sends the value of a cell's last expression as a display."""
 
     def quiet(self) -> bool:
-        shell: Any = self.shell
-        ends_quietly = self.semicolon_at_end_of_expression(shell.cell_source)  # type: ignore[no-untyped-call]
-        return shell.quiet_cell or bool(ends_quietly)
+        source, is_quiet = CELL.get()
+        ends_quietly = self.semicolon_at_end_of_expression(source)  # type: ignore[no-untyped-call]
+        return is_quiet or bool(ends_quietly)
 
     def start_displayhook(self) -> None: ...
 
