@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1180,
+        1190,
         "wire/",
     ),
     Feature(
@@ -177,7 +177,7 @@ FEATURES = (
     ),
     Feature(
         "status",
-        424,
+        430,
         "wire/status.py controller/status.py "
         "workers/rank/stack_inspection.py workers/rank/memory.py",
     ),
@@ -217,8 +217,13 @@ FEATURES = (
         "workers/zygote.py",
     ),
     Feature(
+        "calls that wait",
+        190,
+        "workers/rank/tasks.py",
+    ),
+    Feature(
         "ranks' processes",
-        2022,
+        2140,
         "workers/",
     ),
     Feature(

@@ -115,7 +115,8 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
         CellSyntaxError: the source does not parse.
     """
     try:
-        if _is_special(source) and "IPython" not in sys.modules:  # ranks have it
+        is_left = "IPython" not in sys.modules and "await" not in source and "async" not in source
+        if is_left and _is_special(source):  # ranks have IPython
             return Cell(source, "", b"")
         transformed = _transform(source)
         if _may_be_automagic(transformed):

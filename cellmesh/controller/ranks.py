@@ -118,7 +118,7 @@ class Ranks:
 
         What is sent later begins after the call's end. An ``async def`` function begins in order,
         and from its first ``await`` on waits beside what comes after; ``run.cancel()`` raises
-        `asyncio.CancelledError` in it. `run` and `cell` wait for all of an asynchronous function.
+        ``asyncio.CancelledError`` in it. `run` and `cell` wait for all of an asynchronous function.
 
         Returns:
             The run; call ``.result()``, ``await`` it, or iterate over ``(rank, value)``.

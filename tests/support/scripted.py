@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from cellmesh.controller.run import Run
 from cellmesh.wire import payload
 from cellmesh.wire.codec import (
@@ -30,10 +32,10 @@ from cellmesh.wire.messages import (
     Request,
     Resume,
 )
-from cellmesh.wire.status import Probe, RankState
+from cellmesh.wire.status import Probe, RankState, WaitingCall
 from cellmesh.wire.stopping import Pause, StopState
 from cellmesh.wire.values import PullNames, PushNames
-from cellmesh.wire.verbs import Output
+from cellmesh.wire.verbs import Output, RunCall
 from cellmesh.workers.agent.supervisor import Fork
 
 from .world import BothSides
@@ -63,6 +65,7 @@ class ScriptedRank:
         self.is_doomed = False
         self.was_asked_to_leave = False
         self.holds = False
+        self.waiting: list[int] = []  # calls that wait beside the first of its queue
         self._heals: collections.deque[int] = collections.deque()
         self._send = say
 
@@ -104,6 +107,12 @@ class ScriptedRank:
         """Answer the first run as an interrupted or released rank does."""
         self.fail(KeyboardInterrupt("interrupted in sleep"))
 
+    def end_waiting(self, run: int, error: BaseException | None = None) -> None:
+        """Answer a call that waits; what follows is not held back."""
+        self.waiting.remove(run)
+        kind = type(error).__name__
+        self._say(Done(run) if error is None else Failed(run, kind, str(error), kind, 1))
+
     # ---- what reaches it
 
     def hear_work(self, frames: Frames) -> None:
@@ -115,6 +124,8 @@ class ScriptedRank:
                         self._heal()
                 case Resume():
                     self.holds = False
+                case RunCall(interleaves=True):
+                    self.waiting.append(verb.run)
                 case _:
                     self.queue.append(verb.run)
 
@@ -141,11 +152,13 @@ class ScriptedRank:
                     self.was_asked_to_leave = True
 
     def _state(self, request: int) -> RankState:
+        calls, is_broken = tuple(WaitingCall(run, "f") for run in self.waiting), self.is_broken
         if not self.running:
-            return RankState(request, -1, 0, 0, "", "", "cpu", 0, is_broken=self.is_broken)
-        return RankState(
-            request, self.queue[0], 1, 5, "m.f", self.collective, "cpu", 0, is_broken=self.is_broken
-        )
+            idle = RankState(request, -1, 0, 0, "", "", "cpu", 0, is_broken=is_broken)
+            return msgspec.structs.replace(idle, waiting=calls)
+        run, collective = self.queue[0], self.collective
+        busy = RankState(request, run, 1, 5, "m.f", collective, "cpu", 0, is_broken=is_broken)
+        return msgspec.structs.replace(busy, waiting=calls)
 
     def _heal(self) -> None:
         while self._heals:
@@ -163,6 +176,13 @@ class World(BothSides[ScriptedRank]):
         """Start a run; what it is to do is up to the ranks."""
         verb = PushNames(0, Pickled(b"")) if fills else PullNames(0, "x")
         return self.begin(verb, range(self.num_ranks) if ranks is None else ranks)
+
+    def waiting(self, ranks: Sequence[int] | None = None) -> Run[Any]:
+        """Start a call that waits beside other work, and that its ranks begin."""
+        verb = RunCall(0, Pickled(b""), interleaves=True)
+        run = self.begin(verb, range(self.num_ranks) if ranks is None else ranks)
+        self.deliver()
+        return run
 
     def running(self, ranks: Sequence[int] | None = None, fills: bool = False) -> Run[Any]:
         """Start a run that its ranks begin."""

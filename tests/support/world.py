@@ -217,7 +217,10 @@ class BothSides(Generic[RankKind]):
     def begin(self, verb: Any, ranks: Sequence[int], channel: Channel = "work") -> Run[Any]:
         """Start a run."""
         number = max(self.runs, default=self.spool.next_run - 1) + 1
-        item = WorkItem(verb, type(verb), tuple(ranks), title=f"run {number}", channel=channel)
+        title, waits = f"run {number}", verb.interleaves
+        item = WorkItem(
+            verb, type(verb), tuple(ranks), title=title, channel=channel, interleaves=waits
+        )
         run = self._add_run(number, item)
         self.carry_out(self.core.submit(item.relay(number), self.now))
         return run

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import queue
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ProtocolError, Released
@@ -56,7 +56,7 @@ class ControlThread:
     _context: RankContext
     _asker: Asker
     _meter: MemoryMeter
-    _calls: dict[int, Call]  # calls that wait on this rank, by run
+    _calls: dict[int, Call] = field(default_factory=dict)  # calls that wait on this rank, by run
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import marshal
 import types
 from typing import Any
@@ -15,7 +16,13 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.inputtransformer2 import TransformerManager
 
 from cellmesh.controller import arguments
-from cellmesh.controller.arguments import Cell, CellSyntaxError, check_expression, read_cell
+from cellmesh.controller.arguments import (
+    Cell,
+    CellSyntaxError,
+    check_expression,
+    is_async,
+    read_cell,
+)
 from cellmesh.errors import MeshUsageError
 
 GOOD = [
@@ -97,7 +104,20 @@ OF_RANKS = ["await x", "x\nawait x", "async for x in y: pass", "from __future__ 
 
 @pytest.mark.parametrize("source", OF_RANKS)
 def test_ranks_compile_what_awaits_or_changes_their_compiler(source: str) -> None:
-    assert read_cell(source) == Cell(source, f"{source}\n", b"")
+    assert read_cell(source) == Cell(source, f"{source}\n", b"", awaits="future" not in source)
+
+
+def test_functions_whose_calls_return_coroutines_are_known() -> None:
+    class Serving:
+        async def __call__(self) -> None: ...
+
+        async def serve(self) -> None: ...
+
+    async def serve() -> None: ...
+
+    partial = functools.partial(serve)
+    assert all(map(is_async, (serve, Serving().serve, Serving.serve, Serving(), partial)))
+    assert not any(map(is_async, (len, Serving, lambda: serve(), functools.partial(print))))
 
 
 @pytest.mark.parametrize("error", [SystemError, RecursionError])

@@ -1,0 +1,123 @@
+"""Both sides of a mesh in memory: asynchronous calls that wait beside other work."""
+
+from __future__ import annotations
+
+import pytest
+
+from cellmesh.controller.core.runs import STOP_S
+from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
+from cellmesh.wire.messages import Pickled
+from cellmesh.wire.verbs import RunCall
+
+from ..support.scripted import World
+
+
+def test_work_begins_and_ends_beside_a_call_that_waits() -> None:
+    world = World(2).start()
+    call = world.waiting()
+    work = world.running()
+    assert [list(rank.queue) for rank in world.ranks.values()] == [[work.number]] * 2
+    world.done()
+    assert (work.done(), call.waiting_ranks()) == (True, [0, 1])
+    for rank in world.ranks.values():
+        rank.end_waiting(call.number)
+    world.deliver()
+    assert call.done()
+
+
+def test_a_mesh_is_healed_beside_a_call_that_waits() -> None:
+    world = World(2).start()
+    call = world.waiting()
+    world.reap(1, "killed by SIGKILL")
+    world.wait(0.1)
+    assert call.waiting_ranks() == [0]
+    world.heal()
+    world.wait(1.0)
+    world.ranks[1].ready()
+    world.wait(1.0)
+    assert world.core.mesh.dead == {}
+    assert call.waiting_ranks() == [0]
+    world.ranks[0].end_waiting(call.number)
+    world.wait(0.1)
+    with pytest.raises(RankFailure, match="rank 1 killed by SIGKILL") as caught:
+        call.result(0)
+    assert [*caught.value.exceptions_by_rank] == [1]
+    assert isinstance(caught.value.exceptions_by_rank[1], RankDied)
+
+
+def test_a_failed_call_neither_ends_others_nor_holds_back_work() -> None:
+    world = World(3, settle_s=0.1).start()
+    call, other = world.waiting(), world.waiting()
+    world.ranks[1].end_waiting(call.number, ValueError("no"))
+    world.wait(10.0)
+    assert (call.waiting_ranks(), other.waiting_ranks()) == ([0, 2], [0, 1, 2])
+    assert not any(rank.released for rank in world.ranks.values())
+    work = world.running()
+    world.done()
+    assert work.done()
+
+
+def test_a_resize_names_the_calls_that_it_would_end() -> None:
+    world = World(3).start()
+    call = world.waiting((0, 2))
+    why = world.core.why_not_resize(2)
+    assert (
+        why
+        == f"it would end run {call.number} on rank 2: cancel that (`run.cancel()`), then resize"
+    )
+    assert (world.core.why_not_resize(3), world.core.why_not_resize(4)) == ("", "")
+
+
+def test_cancelling_a_call_reaches_no_other() -> None:
+    world = World(2).start()
+    first, second = world.waiting(), world.waiting()
+    work = world.running()
+    first.cancel()
+    world.deliver()
+    assert [rank.interrupted for rank in world.ranks.values()] == [{first.number}] * 2
+    for rank in world.ranks.values():
+        rank.end_waiting(first.number, KeyboardInterrupt())
+    world.deliver()
+    with pytest.raises(RanksInterrupted):
+        first.result(0)
+    assert (second.done(), work.done()) == (False, False)
+
+
+def test_a_call_is_cancelled_before_its_rank_has_got_to_it() -> None:
+    world = World(1).start()
+    begun = world.waiting()
+    world.running()
+    queued = world.begin(RunCall(0, Pickled(b""), interleaves=True), [0])
+    world.deliver()
+    world.ranks[0].waiting.remove(queued.number)  # it waits behind the run
+    for run in (queued, begun):
+        run.cancel()
+        world.wait(0.1)
+    assert queued.done()
+    assert not begun.done()
+
+
+def test_a_second_interrupt_kills_a_rank_whose_call_does_not_end() -> None:
+    world = World(2).start()
+    call, other = world.waiting(), world.waiting((1,))
+    world.ranks[1].end_waiting(call.number)
+    for _ in range(2):
+        call.cancel()
+        world.deliver()
+    world.wait(STOP_S + 0.1)
+    world.reap_doomed()
+    world.wait(0.1)
+    assert (call.done(), other.done()) == (True, False)
+
+
+def test_a_controller_that_attaches_finds_calls_that_wait() -> None:
+    world = World(2).start()
+    call = world.waiting()
+    world.leave()
+    world.attach()
+    world.wait(3.0)
+    pending = world.core.mesh.pending[call.number]
+    assert (pending.interleaves, pending.is_work) == (True, False)
+    work = world.running()
+    world.done()
+    assert work.done()
