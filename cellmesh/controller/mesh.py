@@ -106,8 +106,10 @@ class Mesh(Ranks):
             dims: name -> size, or ``dp=2,tp=4``; the product of the sizes is the number of ranks.
 
         Raises:
-            MeshUsageError: the product differs from the number of ranks.
+            MeshUsageError: the product differs from the number of ranks, or the mesh has no
+                process group.
         """
+        self._check_group()
         shape = check_mesh(parse_mesh(dims) if isinstance(dims, str) else dims, len(self))
         self.rank_set.start(SetMesh(0, tuple(shape), tuple(shape.values())), "the reshape").result()
         self.rank_set.session.reshaped(shape)
@@ -142,6 +144,7 @@ class Mesh(Ranks):
         """
         from .resizing import plan_resize
 
+        self._check_group()
         session = self.rank_set.session
         plan = plan_resize(
             num_ranks,
@@ -257,6 +260,13 @@ class Mesh(Ranks):
     def _empty_ranks(self) -> set[int]:
         """Return the ranks that replaced dead ranks and have not run or received anything since."""
         return {info.rank for info in self.report() if info.predecessor_ending}
+
+    def _check_group(self) -> None:
+        if not self.rank_set.session.ticket.group:
+            raise MeshUsageError(
+                f"{self.name} has one rank and no process group: start a mesh without `--group "
+                "off` (group=False) for more"
+            )
 
     def _check_source(self, source: int) -> None:
         if source not in self.ranks:

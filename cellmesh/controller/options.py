@@ -27,7 +27,8 @@ class Options(MeshOptions, frozen=True, kw_only=True):
 
     Attributes:
         num_ranks: number of ranks.
-        mesh: DeviceMesh dims, name -> size; their product is `num_ranks`.
+        mesh: DeviceMesh dims, name -> size; their product is `num_ranks`. Empty without a process
+            group.
         prestart: whether the ranks may be forked from the notebook's waiting zygote.
         hosts: hosts of the mesh, with their numbers of ranks; () for this host only.
         learns: whether a zygote imports what the project's ranks have imported.
@@ -123,6 +124,12 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
     hosts, command = choose_hosts(checked, num_ranks)
     num_ranks = sum(host.num_ranks for host in hosts) if hosts else num_ranks
     num_ranks = check_num_ranks(num_ranks, "say how many, like 8")
+    has_group = checked.get("group", True)
+    if not has_group and (num_ranks > 1 or dims or hosts):
+        raise MeshUsageError(
+            "without a process group a mesh has one rank, on this host, and no dims: `%dist_start "
+            "1 --group off`; more such ranks are more meshes, each with a --name"
+        )
     fields: dict[str, Any] = {
         key: value for key, value in checked.items() if key in Options.__struct_fields__
     }
@@ -130,7 +137,7 @@ def make_options(num_ranks: Any = None, **given: Unpack[StartOptions]) -> Option
         **fields
         | {
             "num_ranks": num_ranks,
-            "mesh": check_mesh(dims or {DEFAULT_DIM: num_ranks}, num_ranks),
+            "mesh": check_mesh(dims or {DEFAULT_DIM: num_ranks}, num_ranks) if has_group else {},
             "preload": _read_modules(given.get("preload", ())),
             "learns": "preload" not in given or bool(given["preload"]),
             "name": _check_name(given.get("name", "")),

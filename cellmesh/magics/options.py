@@ -53,6 +53,7 @@ count as lost (10s).
 30m, 2h, 0.
     --auto-heal: Replace ranks that die by themselves.
     --fold-numbers on|off: Show lines of ranks that differ only in numbers as one (on).
+    --group on|off: A process group and `mesh`; off for one rank without them (on).
 
 dist: Run this cell on the ranks.
     %%dist --ranks 0,2-3

@@ -64,6 +64,8 @@ class StartOptions(TypedDict, total=False):
         auto_heal: whether dead ranks are replaced automatically (no).
         fold_numbers: whether lines of ranks that differ only in numbers are shown as one, with the
             span of each number (yes); or ``"on"``, ``"off"``. `Mesh.fold_numbers` changes it.
+        group: whether the ranks have a process group, a c10d store and a DeviceMesh (yes); or
+            ``"on"``, ``"off"``. Without them a mesh has one rank, whose `world_size` is 1.
         prestart: whether the ranks may be forked from the process that has imported torch in the
             background of the notebook (yes).
     """
@@ -87,6 +89,7 @@ class StartOptions(TypedDict, total=False):
     lease_s: Duration
     auto_heal: bool
     fold_numbers: Switch
+    group: Switch
     prestart: bool
 
 
@@ -107,6 +110,7 @@ class MeshOptions(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: float = 1.0
     auto_heal: bool = False
     fold_numbers: bool = True
+    group: bool = True
     launch: str = ""
     interface: str = ""
     address: str = ""

@@ -86,6 +86,22 @@ def test_names_are_completed(notebook: Notebook) -> None:
         assert reply["content"]["matches"] == ["generator"], line
 
 
+def test_a_mesh_may_have_no_process_group(notebook: Notebook) -> None:
+    started = str(notebook.run("%dist_start 1 --group off --name scorer").messages)
+    assert "on cpu, no process group; scorer is in use" in started
+    code = "%%dist\nprint(world_size, dist.is_initialized(), 'mesh' in globals())"
+    assert "[0] 1 False False" in notebook.run(code).text()
+    notebook.run("try:\n    mesh.cell('kept = 1; 1 / 0')\nexcept cm.RankFailure: pass")
+    own_group = "dist.init_process_group('gloo')\nprint(kept, dist.get_world_size())"
+    assert "[0] 1 1" in notebook.run(f"%%dist\n{own_group}\ndist.destroy_process_group()").text()
+    notebook.run("%%dist\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    notebook.run("%dist_heal")
+    assert "[0] 1 False False" in notebook.run(code).text()
+    assert "no process group" in error(notebook, "%dist_mesh dp=1")
+    assert "no process group" in error(notebook, "%dist_resize 2")
+    assert "scorer has ended; generator is in use" in notebook.run("%dist_stop").text()
+
+
 def test_each_mesh_is_exported_by_itself(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("%%dist --on generator\nof_generator = 1")
     notebook.run(

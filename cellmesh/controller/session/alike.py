@@ -157,6 +157,7 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
         "--name": (ticket.name, options.name or ticket.name),
         "--settle": (ticket.settle_s, options.settle_s),
         "--auto-heal": (ticket.auto_heal, options.auto_heal),
+        "--group": (ticket.group, options.group),
         "--lease": (f"{ticket.lease_s:g}s", f"{options.lease_s:g}s"),
         "--hosts": (",".join(agents), ",".join(hosts)),
     }
@@ -186,10 +187,10 @@ def describe_ready(mesh: Mesh) -> str:
     backends = sorted({info.backend for info in mesh.ready_ranks})
     devices = sorted({info.device.partition(":")[0] for info in mesh.ready_ranks})
     dims = ", ".join(f"{name}={size}" for name, size in mesh.dims.items())
-    return (
-        f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s: {', '.join(backends)} on "
-        f"{', '.join(devices)}, mesh {dims}"
-    )
+    ready, where = f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s", ", ".join(devices)
+    if not dims:
+        return f"{ready}: on {where}, no process group"
+    return f"{ready}: {', '.join(backends)} on {where}, mesh {dims}"
 
 
 def _word(value: object) -> str:

@@ -446,6 +446,7 @@ class Session:
 
     def __str__(self) -> str:
         shape = ", ".join(f"{name}={size}" for name, size in self.dims.items())
+        shape = shape or "no process group"
         return f"{self.name}: {self.num_ranks} ranks ({shape}), {self.state}"
 
     # ---- for the link, on its thread

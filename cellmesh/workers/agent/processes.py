@@ -117,7 +117,8 @@ class Processes:
         except OSError as error:
             self._act(self._supervisor.fail(f"cannot fork {len(order.ranks)} ranks: {error}"))
             return
-        needs_store = not self._supervisor.store_port and self._supervisor.owns_store
+        owns_store = self._ticket.group and self._supervisor.owns_store
+        needs_store = not self._supervisor.store_port and owns_store
         store = self._listen() if needs_store else None
         if not order.rejoin:  # all ranks are new: end all processes that the old ones started
             linux_process.end_descendants({self._zygote.pid, self._store_pid})

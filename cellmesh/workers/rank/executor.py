@@ -378,6 +378,8 @@ class Executor:
     def _heal(self, work: Heal, buffers: tuple[Frame, ...]) -> Parcel[Done]:
         self._segments.pool.clear()
         dims, groups = (work.mesh_dim_names, work.mesh_shape), self._groups
+        if not work.mesh_dim_names:  # of a mesh without a process group
+            return Parcel(Done(work.run))
         if self._needs_groups:
             self._needs_groups = False
             self._namespace["mesh"] = groups.rejoin(work.blueprint, *dims)

@@ -72,7 +72,7 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int
     num_threads: int
     backend: str
-    mesh_dim_names: tuple[str, ...]
+    mesh_dim_names: tuple[str, ...]  # () without a process group
     mesh_shape: tuple[int, ...]
     master_port: int
     incarnation: int
@@ -178,7 +178,7 @@ def run_rank(
         die_with(options.agent_pid)
     except ProcessLookupError:
         os._exit(1)
-    if not options.rejoin:  # else a `Heal` follows, and makes the groups
+    if options.mesh_dim_names and not options.rejoin:  # else a `Heal` follows, and makes the groups
         try:
             groups.initialize()
             shell.user_ns["mesh"] = groups.build_mesh(options.mesh_dim_names, options.mesh_shape)

@@ -35,6 +35,7 @@ def refuses(match: str, num_ranks: Any = 2, **options: Any) -> None:
         ("settle_s", (-0.5, "x"), "settle_s must be|is no span"),
         ("auto_heal", ("yes", 1, None), "auto_heal must be"),
         ("fold_numbers", ("yes", 1, None), "fold_numbers must be"),
+        ("group", ("no", 1, None), "group must be"),
         ("preload", ("a-b", "a..b", ".a", ["ok", "not ok"], "3d"), "no module's name"),
         ("name", ("a b", "a/b", "..", "x" * 41, "näme", "a\n", "-rf", "-"), "is no name"),
         ("mesh", ({"dp": -2, "tp": -1}, {"dp": 2.0}, {"dp": True, "tp": 2}), "whole number"),
@@ -198,3 +199,11 @@ def test_magic_passes_on_several_variables() -> None:
     options = parse("dist_start", "2 --env HOME --env 'TOKEN=a b' --gpus 0,2")
     assert (options["env"], options["gpus"]) == (("HOME", "TOKEN=a b"), "0,2")
     assert parse("dist_start", "2")["env"] == ()
+
+
+def test_a_mesh_without_a_process_group_has_one_rank_and_no_dims() -> None:
+    options = make_options(1, group="off")
+    assert (options.group, options.mesh) == (False, {})
+    for given in ({"num_ranks": 2}, {"num_ranks": 1, "mesh": "dp=1"}, {"hosts": "a:1"}):
+        with pytest.raises(MeshUsageError, match="has one rank, on this host, and no dims"):
+            make_options(**given, group=False)  # type: ignore[arg-type]
