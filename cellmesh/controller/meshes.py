@@ -19,11 +19,22 @@ class Meshes(Mapping[str, "Mesh"]):
 
     def __init__(self) -> None:
         self._all: dict[str, Mesh] = {}
+        self._last_shown = ""
 
     def add(self, mesh: Mesh) -> None:
         """Add a mesh, and forget those that have ended."""
         self._all = {name: self._all[name] for name in self if name != mesh.name}
         self._all[mesh.name] = mesh
+        for name, each in self._all.items() if len(self._all) > 1 else ():
+            displays = each.rank_set.session.displays
+            displays.heading = functools.partial(self._head, name)
+
+    def _head(self, name: str, is_first: bool) -> str:
+        """Return the line to show above output of a mesh: its name, unless its run has shown some
+        and no other mesh has since, or there is no other mesh any more.
+        """
+        last, self._last_shown = self._last_shown, name
+        return f"{name}:" if (is_first or last != name) and len(self) > 1 else ""
 
     def __getitem__(self, name: str) -> Mesh:
         mesh = self._all.get(name)

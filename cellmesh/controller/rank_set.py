@@ -103,7 +103,10 @@ class RankSet:
             sink = Unremarked(sink) if kind.is_query else sink
             hold_s = HOLD_HOSTS_S if session.has_hosts else HOLD_S
             folds_numbers = session.displays.folds_numbers
-            printer = Printer(self.ranks, sink, kind.is_user_code, hold_s, folds_numbers)
+            heading = session.displays.heading
+            printer = Printer(
+                self.ranks, sink, kind.is_user_code, hold_s, folds_numbers, heading=heading
+            )
         run = session.runs.start_run(item, printer)
         if buffers and isinstance(buffers[0], SegmentFrame):
             run.on_end([*buffers].clear)  # the segment is not reused before

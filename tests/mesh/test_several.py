@@ -43,7 +43,8 @@ def test_magics_act_on_the_mesh_that_their_line_names_else_on_the_one_in_use(
     notebook.run("%%dist\nwhere = 'generator'")
     assert "; mesh-" in use(notebook, "first")
     notebook.run("%%dist\nwhere = 'first'")
-    assert "[0-1] generator" in notebook.run("%%dist --on generator\nprint(where)").text()
+    shown = notebook.run("%%dist --on generator\nprint(where)").text()
+    assert shown == "generator:\n[0-1] generator\n"
     notebook.run("%dist_pull where --rank 1 --on generator")
     assert "generator" in notebook.run("print(where)").text()
     assert "'first'" in notebook.run("%dist_pull where --rank 1\nprint([where])").text()

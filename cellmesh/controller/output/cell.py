@@ -138,12 +138,14 @@ class Displays(msgspec.Struct):
         places: (rank, the rank's own display id) -> place of the display in the notebook.
         has_tabs: whether cells whose ranks' output differs get a switch between ranks.
         folds_numbers: whether lines of ranks that differ only in numbers are joined.
+        heading: returns the line to show above a run's output (`Printer`); None for no line.
         records: records of the newest cells, for output that arrives after a cell's end.
     """
 
     places: dict[tuple[int, str], DisplayPlace] = msgspec.field(default_factory=dict)
     has_tabs: bool = True
     folds_numbers: bool = True
+    heading: Callable[[bool], str] | None = None
     records: collections.deque[Record] = msgspec.field(default_factory=collections.deque)
 
     def put(self, rank: int, theirs: str, place: DisplayPlace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import RankDied
@@ -12,7 +12,7 @@ from ..failure_summary import describe_end
 from .bars import BarBoard, Mark
 from .cell import CellSink, size_of
 from .console import SilentSink, Sink
-from .fold import HOLD_S, Block, Folder, Ranks, Rich
+from .fold import HOLD_S, Block, Folder, Line, Ranks, Rich
 
 # Output after a run's end is added to the switch between ranks one second later, then two, four,
 # ...
@@ -34,6 +34,8 @@ class Printer:
         sink: shows the output.
         shows_traces: whether exceptions are shown as they arrive, or only raised at the end.
         hold_s, folds_numbers: as in `Folder`.
+        heading: returns the line to show above output, "" for none, if the process has several
+            meshes; its argument is whether the output is the run's first.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Printer:
         shows_traces: bool = True,
         hold_s: float = HOLD_S,
         folds_numbers: bool = False,
+        heading: Callable[[bool], str] | None = None,
     ) -> None:
+        self._heading, self._is_first = heading, True
         self._folds_numbers = folds_numbers
         self._shows_traces = shows_traces
         self._hold_s = hold_s
@@ -133,6 +137,7 @@ class Printer:
         if self._bars is not None:
             blocks = self._place_bars(self._bars, blocks, now, everything)
         if blocks := self._pace(blocks, now, everything):
+            self._head()
             self._sink.show(blocks)
             if self._has_ended and self._switch_at is None:
                 self._switch_at = now + self._late_s
@@ -157,6 +162,11 @@ class Printer:
         self._has_ended = True
         if self._folder is not None:
             self._show_switch()
+
+    def _head(self) -> None:
+        if self._heading is not None and (text := self._heading(self._is_first)):
+            self._sink.show([Block((), Line("stdout", text))])
+        self._is_first = False
 
     def _show_switch(self) -> None:
         self._switch_at = None

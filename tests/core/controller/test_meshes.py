@@ -10,13 +10,13 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.meshes import Meshes, own_meshes
+from cellmesh.controller.output.cell import Displays
 from cellmesh.controller.session.alike import name_of_same
 
 
 def mesh(name: str, ending: str = "") -> Any:
-    return SimpleNamespace(
-        name=name, rank_set=SimpleNamespace(session=SimpleNamespace(ending=ending))
-    )
+    session = SimpleNamespace(ending=ending, displays=Displays())
+    return SimpleNamespace(name=name, rank_set=SimpleNamespace(session=session))
 
 
 @pytest.fixture
@@ -83,3 +83,17 @@ def test_a_start_is_about_a_mesh_that_runs_or_a_new_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # without options of a project
     assert name_of_same(given, held) == same
+
+
+def test_output_is_headed_by_the_mesh_where_there_are_several(meshes: Meshes) -> None:
+    of = {name: each.rank_set.session.displays.heading for name, each in meshes.items()}
+    trainer, generator = of["trainer"], of["generator"]
+    assert trainer is not None
+    assert generator is not None
+    shown = [trainer(True), trainer(False), generator(True), generator(False), trainer(False)]
+    assert shown == ["trainer:", "", "generator:", "", "trainer:"]
+    meshes["generator"].rank_set.session.ending = "stopped"  # type: ignore[misc]
+    assert trainer(True) == ""
+    alone = Meshes()
+    alone.add(mesh("only"))
+    assert alone["only"].rank_set.session.displays.heading is None
