@@ -65,7 +65,7 @@ class StartOptions(TypedDict, total=False):
         fold_numbers: whether lines of ranks that differ only in numbers are shown as one, with the
             span of each number (yes); or ``"on"``, ``"off"``. `Mesh.fold_numbers` changes it.
         group: whether the ranks have a process group, a c10d store and a DeviceMesh (yes); or
-            ``"on"``, ``"off"``. Without them a mesh has one rank, whose `world_size` is 1.
+            ``"on"``, ``"off"``. Without them a mesh has one rank, whose ``world_size`` is 1.
         prestart: whether the ranks may be forked from the process that has imported torch in the
             background of the notebook (yes).
     """
