@@ -2,8 +2,8 @@
 
 All asyncio tasks of a rank run in one event loop, on the main thread: those of calls that wait, and
 those of an asynchronous cell for whose end the rank waits. While any task lives, the main thread
-waits for its socket within that loop; else it never enters it. A task continues until it ends, also
-after the end of the call that has made it, as in a notebook.
+waits for its socket and for that loop's; else it never enters the loop. A task continues until it
+ends, also after the end of the call that has made it, as in a notebook.
 
 While a task executes, the rank executes the run (cell or call) that has made it: output is found by
 the task's context (`RunTracker.current`), and an interrupt strikes only there. A call that waits is
@@ -12,6 +12,8 @@ cancelled in place of that (`asyncio.Task.cancel`).
 
 from __future__ import annotations
 
+import math
+import select
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -155,9 +157,7 @@ class Tasks:
     calls: dict[int, Call] = field(default_factory=dict)
     _order: CollectiveOrder = field(default_factory=CollectiveOrder)
     _loop: Any = None
-    _watched: int = -1  # the descriptor that the loop watches
-    _is_turning: bool = False
-    _is_readable: bool = False
+    _poll: Any = None  # of the rank's socket and the loop's
     # The last KeyboardInterrupt or SystemExit that has left a task, and so the loop; its run.
     _passed: tuple[BaseException | None, int] = (None, -1)
 
@@ -205,26 +205,40 @@ class Tasks:
     # ---- the loop
 
     def turn(self, channel: Channel, is_short: bool) -> None:
-        """Let tasks execute until a message arrives; or once, if one is there.
+        """Let tasks execute until a message arrives; if there is work, those that can go on now.
+
+        The loop is entered only for these: a call beside tasks that wait costs one `poll` more.
 
         Args:
             channel: the channel of the rank's work.
             is_short: whether there is work.
         """
-        loop, self._is_readable = self._get_loop(), is_short or channel.has_message
-        if self._watched < 0:
-            self._watched = channel.fileno()
-            loop.add_reader(self._watched, self._note_readable)
-        if self._is_readable:
-            loop.stop()  # after one turn
-        self._is_turning, self.tracker.main_run = True, IN_LOOP
+        loop = self._get_loop()
+        if self._poll is None:
+            self._poll = select.poll()
+            for descriptor in (channel.fileno(), loop._selector.fileno()):
+                self._poll.register(descriptor, select.POLLIN)
+        is_short, self.tracker.main_run = is_short or channel.has_message, IN_LOOP
         try:
             while True:
-                self._execute(loop.run_forever, -1)
-                if self._is_readable:
+                due_ms = self._due_ms()
+                ready = dict(self._poll.poll(0 if is_short else due_ms))
+                if due_ms == 0 or loop._selector.fileno() in ready:
+                    loop.stop()  # after one pass
+                    self._execute(loop.run_forever, -1)
+                if is_short or channel.fileno() in ready:
                     return
         finally:
-            self._is_turning, self.tracker.main_run = False, -1
+            self.tracker.main_run = -1
+
+    def _due_ms(self) -> int | None:
+        """Return when a task can go on without a message; None if none can."""
+        if self._loop._ready:
+            return 0
+        if not (timers := self._loop._scheduled):
+            return None
+        left_s: float = timers[0].when() - self._loop.time()
+        return math.ceil(1e3 * max(0.0, left_s))
 
     def run(self, coroutine: Any) -> Any:
         """Execute a coroutine of the current run to its end, and return its result; waiting calls
@@ -273,22 +287,14 @@ class Tasks:
         cancel = Cancellable(lambda: (task.cancel(), schedule(int)), schedule, interleaves)
         self.interrupts.tasks[run] = cancel
 
-    def _note_readable(self) -> None:
-        if self._is_turning:
-            self._is_readable = True
-            self._loop.stop()
-        else:  # in `run`, or in a loop of user code: the message waits
-            self._loop.remove_reader(self._watched)
-            self._watched = -1
-
     def _note_passed(self, error: BaseException, run: int) -> None:
         self._passed = error, run
 
     def _get_loop(self) -> Any:
         if self._loop is None or self._loop.is_closed():
-            from IPython.core.async_helpers import get_asyncio_loop
+            import asyncio
 
-            self._loop, self._watched = get_asyncio_loop(), -1  # type: ignore[no-untyped-call]
+            self._loop, self._poll = asyncio.SelectorEventLoop(), None
             self._loop.set_task_factory(self._make_task)
         return self._loop
 
@@ -330,6 +336,7 @@ def _where(frames: Sequence[types.FrameType], shell: Cells) -> str:
     if frame is None:
         return ""
     name, call = frame.f_code.co_filename, call_of(frame.f_code, frame.f_lasti)
+    call = call.removeprefix("await ").partition("(")[0]
     place = f"In[{cell}]" if (cell := shell.cell_of(name)) else shorten_path(name)
     line = frame.f_lineno or line_before(frame.f_code, frame.f_lasti)
     return f"{f'in {call} ' if call else ''}at {place} line {line}"

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from IPython.core import async_helpers
 
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.stream import Channel
@@ -67,17 +66,16 @@ class Rank:
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    monkeypatch.setattr(async_helpers, "_asyncio_event_loop", None)
+def rank() -> Iterator[Rank]:
     before = signal.getsignal(signal.SIGINT), sys.unraisablehook
     interrupts = Interrupts()
     interrupts.install()
     own, others = socket.socketpair()
     with own, others:
-        yield Rank(Tasks(interrupts, RunTracker(), Ledger(Waits())), Channel(own))
-        loop = async_helpers._asyncio_event_loop
-        if loop is not None:
-            loop.close()
+        made = Rank(Tasks(interrupts, RunTracker(), Ledger(Waits())), Channel(own))
+        yield made
+        if made.tasks._loop is not None:
+            made.tasks._loop.close()
     signal.signal(signal.SIGINT, before[0])
     sys.unraisablehook = before[1]
 
