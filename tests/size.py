@@ -202,6 +202,11 @@ FEATURES = (
         "controller/checkpoint.py workers/checkpoint.py",
     ),
     Feature(
+        "weights between meshes",  # in place of a pull and a push, which take ten times as long
+        590,
+        "wire/weights.py controller/weights.py workers/weights.py",
+    ),
+    Feature(
         "completion",
         276,
         "workers/complete.py magics/completion.py",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .trace.history import History
     from .trace.profile import Profile
     from .values.transfer import Reduction
+    from .weights import CopyRun
 
 
 _STAYS_HERE = (
@@ -260,6 +261,42 @@ class Ranks:
 
             return pull_one(self.rank_set, expression, gather, reduce, dim)
         return self.rank_set.start(PullNames(0, expression)).result()
+
+    def copy(self, expression: str, *, to: Ranks, into: str = "") -> CopyRun:
+        """Copy tensors of these ranks into tensors of other ranks, in place; return without
+        waiting.
+
+        The ranks may be of another mesh, and their placements, world size and dtype may differ: the
+        ranks send each other the parts that they need, not by way of the notebook. Either all
+        target ranks copy, or none. Source and target ranks take part between other runs, in the
+        order in which these arrive, so each sees old values or new ones and never a mix; wait for
+        the copy before a run that changes the source.
+
+        DTensors and parameters in DDP are sent by ranks in turn. Other tensors are taken from the
+        lowest of these ranks that has them.
+
+        Args:
+            expression: a module, a tensor, or nested dicts and lists of them, as ranks would
+                evaluate it.
+            to: ranks with the target.
+            into: the target, as its ranks would evaluate it; "" for `expression`.
+
+        Returns:
+            A run with the number of tensors that each target rank has copied. Its ``result()``
+            raises `MeshUsageError`, and nothing was copied, if names, shapes or dtypes do not
+            match.
+
+        Raises:
+            NoMeshError: one of the meshes has ended.
+            RankDied: one of the ranks is dead.
+        """
+        from .weights import copy
+
+        if not isinstance(to, Ranks):
+            raise MeshUsageError(f"to={to!r} is no mesh: copy to ranks, as in to=generators")
+        for each in (expression, into or expression):
+            check_expression(each)
+        return copy(self.rank_set, expression, to.rank_set, into or expression)
 
     def inspect(self, expression: str, *, grads: bool = False) -> Inspection:
         """Describe a value on every rank: shape, dtype, placements, statistics, and whether

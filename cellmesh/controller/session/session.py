@@ -81,6 +81,7 @@ class Session:
         metrics: values that ranks have logged.
         shown: views of the mesh in this notebook.
         segments: shared memory for large values.
+        copies: numbers of the copies from other ranks to this mesh that are under way.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Session:
         self.metrics, self.shown = Metrics(), LiveViews()
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(memfd_name(ticket.name))
+        self.copies: set[int] = set()
         self._sink = sink
         self._hosts = Connections(ticket, steal, lost, self.segments, visits)  # opened by the link
         self._owner_pid = os.getpid()

@@ -8,6 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...errors import MeshUsageError
+from ...wire.values import Box
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
@@ -48,6 +51,34 @@ def place_of(value: DTensor) -> dict[str, Any]:
         **place, "coordinate": tuple(coordinate), "shard": shard, "offset": offset,
         "note": "; ".join(notes),
     }  # fmt: skip
+
+
+def ranges_of(value: DTensor) -> tuple[Box, ...] | None:
+    """Return, for each dim, the ``(start, length)`` of the ranges of a DTensor that this rank
+    holds; None if the rank is outside its mesh.
+
+    Raises:
+        MeshUsageError: its local tensors are no parts of the whole.
+    """
+    mesh, spec = value.device_mesh, value.placements
+    if any(each.is_partial() or not (each.is_replicate() or hasattr(each, "dim")) for each in spec):
+        raise MeshUsageError(
+            f"a DTensor with placements {list(spec)} has no parts of the whole to gather: pull "
+            "`x.full_tensor()`, or `x.to_local()` with reduce="
+        )
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    order = order_of(value, mesh.ndim)
+    held = runs_in_whole(value.shape, mesh.shape, coordinate, spec, order)
+    local = tuple(value._local_tensor.shape)
+    if local != (expected := tuple(sum(b - a for a, b in dim) for dim in held)):
+        raise MeshUsageError(
+            f"the local part is {local}, and {list(spec)} of {tuple(value.shape)} "
+            f"gives this rank {expected}: `DTensor.from_local` was given other sizes. Give it "
+            "shape= and stride= of the whole, or pull `x.to_local()` with gather=True"
+        )
+    return tuple(tuple((a, b - a) for a, b in dim) or ((0, 0),) for dim in held)
 
 
 def runs_in_whole(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import MeshUsageError, UnpicklableError
+from ...errors import UnpicklableError
 from ...wire import payload, segments
 from ...wire.codec import Frame
 from ...wire.inspect import Refusal
@@ -99,15 +99,33 @@ class SegmentLink:
             return pickled, list(buffers)
         mapped, parts = segments.fold_in(pickled, buffers)
         sizes = [len(part) for part in parts]
+        frame = self.give_parts(run, sizes, zip(segments.offsets(sizes), parts, strict=True))
+        return (pickled, list(buffers)) if frame is None else (mapped, [frame])
+
+    def give_parts(
+        self, run: int, sizes: Sequence[int], parts: Iterable[tuple[int, Frame]]
+    ) -> Frame | None:
+        """Write the parts of a value, one after the other, to a shared-memory segment, and pass
+        that to the agent.
+
+        Args:
+            run: run whose result the value is.
+            sizes: sizes of the segment's buffers, in bytes.
+            parts: offset in the segment, and content, of each part.
+
+        Returns:
+            The frame that names the segment; None if there can be none.
+        """
         try:
             segment = self.pool.take(segments.span(sizes))
-            segment.fill(parts)
+            for at, part in parts:
+                segment.write_at(part, at)
             frame = self.pool.lend(segment, segments.new_loan(), sizes)
             token = run.to_bytes(_GIVEN_BYTES, "little", signed=True)
             socket.send_fds(self._connection, [token], [frame.memfd.descriptor])
         except OSError:  # user code has closed the socket, or has set limits
-            return pickled, list(buffers)
-        return mapped, [bytes(frame)]
+            return None
+        return bytes(frame)
 
 
 class NotebookClasses:
@@ -271,7 +289,7 @@ def _own(part: Any, whole: Any, device: torch.device) -> Any:
     """Return a part of a tensor as a contiguous tensor on this device whose storage is not larger
     than the part; if possible without a copy.
     """
-    part = _settle(part)
+    part = settle(part)
     if not part.numel():
         part = torch.empty_like(part, memory_format=torch.contiguous_format)
     elif not part.is_contiguous() or part.device.type != "cpu":
@@ -293,45 +311,27 @@ def give_part(value: Any) -> Part:
         MeshUsageError: it is a DTensor whose local tensors are no parts of the whole.
     """
     if not is_dtensor(value):
-        return Part(_settle(value))
+        return Part(settle(value))
     from torch.distributed.tensor import Replicate
 
-    shards = load("inspect.shards")
-
-    mesh, spec = value.device_mesh, value.placements
-    if any(each.is_partial() or not (each.is_replicate() or hasattr(each, "dim")) for each in spec):
-        raise MeshUsageError(
-            f"a DTensor with placements {list(spec)} has no parts of the whole to gather: pull "
-            "`x.full_tensor()`, or `x.to_local()` with reduce="
-        )
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
+    if (held := load("inspect.shards").ranges_of(value)) is None:
         return Part(None, tuple(value.shape))
     is_first = all(
-        not index for index, each in zip(coordinate, spec, strict=True) if type(each) is Replicate
-    )
-    order = shards.order_of(value, mesh.ndim)
-    held = shards.runs_in_whole(value.shape, mesh.shape, coordinate, spec, order)
-    runs = tuple(tuple((a, b - a) for a, b in dim) or ((0, 0),) for dim in held)
-    local, box = (
-        _settle(value.to_local()),
-        tuple((dim[0][0], sum(n for _, n in dim)) for dim in runs),
-    )
-    if tuple(local.shape) != (expected := tuple(length for _, length in box)):
-        raise MeshUsageError(
-            f"the local part is {tuple(local.shape)}, and {list(spec)} of {tuple(value.shape)} "
-            f"gives this rank {expected}: `DTensor.from_local` was given other sizes. Give it "
-            "shape= and stride= of the whole, or pull `x.to_local()` with gather=True"
+        not index
+        for index, each in zip(
+            value.device_mesh.get_coordinate() or (), value.placements, strict=True
         )
+        if type(each) is Replicate
+    )
     return Part(
-        local if is_first else None,
+        settle(value.to_local()) if is_first else None,
         tuple(value.shape),
-        box,
-        runs if any(len(dim) > 1 for dim in runs) else (),
+        tuple((dim[0][0], sum(n for _, n in dim)) for dim in held),
+        held if any(len(dim) > 1 for dim in held) else (),
     )
 
 
-def _settle(value: Any) -> Any:
+def settle(value: Any) -> Any:
     """Detach a tensor from autograd, and carry out its lazy conjugation and negation; return other
     values unchanged.
     """
