@@ -132,15 +132,8 @@ def _prepare(work: RunScript, context: RankContext, pump: Pump, undo: contextlib
             names.clear()
         else:
             module = sys.modules["__main__"] = types.ModuleType("__main__")
-        vars(module).update(
-            __name__="__main__",
-            __doc__=None,
-            __package__=None,
-            __loader__=BuiltinImporter,
-            __spec__=None,
-            __annotations__={},
-            __builtins__=builtins,
-        )
+        own = {"__loader__": BuiltinImporter, "__annotations__": {}, "__builtins__": builtins}
+        vars(module).update(vars(types.ModuleType("__main__")) | own)
     for owner, name, value in changes:
         undo.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
