@@ -26,8 +26,9 @@ from ..controller.options import MAX_RANKS
 from ..errors import CellmeshError, HostError
 from ..wire.limits import free_bytes
 from ..wire.marks import end_dead_meshes
+from ..wire.segments import format_bytes
 from ..wire.ticket import make_directory, remove_directory, runtime_root
-from .rendering import as_json, format_bytes, plural
+from .rendering import as_json, plural
 
 _PROBE = (sys.executable, "-c", "from cellmesh.cli.doctor import print_probe; print_probe()")
 _PROBE_S, _START_S, _COLLECTIVE_S, _SLOW_IMPORT_S = 180.0, 120.0, 30.0, 15.0

@@ -16,12 +16,12 @@ from ..controller.session.living import (
     processes_of,
 )
 from ..errors import CellmeshError
+from ..wire.segments import format_bytes
 from ..wire.ticket import find_strange, runtime_root
 from .rendering import (
     as_json,
     describe_row,
     echo_meshes,
-    format_bytes,
     plural,
     printable,
     row_of,

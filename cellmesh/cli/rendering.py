@@ -13,6 +13,7 @@ import msgspec
 
 from ..controller.session.living import FoundMesh, memory_bytes, processes_of
 from ..wire.host import format_span
+from ..wire.segments import format_bytes
 
 _HEADERS = "NAME STATE RANKS MESH AGENT CONTROLLER AGE MEMORY"
 
@@ -157,15 +158,6 @@ def _remarks(mesh: FoundMesh) -> Iterator[str]:
             f"{name} has refused {plural(holder.num_refused, 'peer')} without a key of it, the "
             f"last one {ago} ago"
         )
-
-
-def format_bytes(number: float) -> str:
-    """Format a number of bytes for users, like ``1.5 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit in ("B", "kB", "MB") else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
 
 
 def plural(number: int, noun: str) -> str:

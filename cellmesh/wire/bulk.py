@@ -21,7 +21,7 @@ from . import limits, segments
 from .codec import Frame, Parcel, at_rank_for_control
 from .messages import Interrupt, Release
 from .segment_pool import Segment, SegmentPool
-from .segments import SegmentFrame, describe_bytes
+from .segments import SegmentFrame, format_bytes
 from .values import Chunk
 
 # Least and largest size of the window: bytes that may be in flight.
@@ -294,6 +294,6 @@ def _why_not(num_bytes: int) -> str:
     if num_bytes < limits.CHECKED_BYTES or num_bytes <= (free := limits.free_bytes()):
         return ""
     return (
-        f"a value of {describe_bytes(num_bytes)} does not fit where it was to go: "
-        f"{describe_bytes(free)} of memory are free"
+        f"a value of {format_bytes(num_bytes)} does not fit where it was to go: "
+        f"{format_bytes(free)} of memory are free"
     )

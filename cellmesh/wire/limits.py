@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ..errors import UnpicklableError
-from .segments import describe_bytes
+from .segments import format_bytes
 from .status import RankState
 
 # Runs in flight in one mesh. Each takes 6 kB in a controller, 1 kB in an agent.
@@ -119,7 +119,7 @@ def check_fits(num_bytes: int) -> None:
     free = free_bytes()
     if num_bytes > free:
         raise UnpicklableError(
-            f"a value of {describe_bytes(num_bytes)} does not fit: {describe_bytes(free)} of "
+            f"a value of {format_bytes(num_bytes)} does not fit: {format_bytes(free)} of "
             "memory are free, and it is copied to be sent. Nothing has been sent: send it in "
             "parts, or have each rank read its own from a file"
         )

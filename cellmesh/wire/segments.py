@@ -136,7 +136,7 @@ def open_segment(frame: Frame) -> SegmentFrame:
     except OSError as e:
         why = _WHY_NOT_OPEN.get(e.errno or 0, "")
         raise HostError(
-            f"a value of {describe_bytes(span(ref.sizes))} cannot be read from process {ref.pid}, "
+            f"a value of {format_bytes(span(ref.sizes))} cannot be read from process {ref.pid}, "
             f"which wrote it ({e.strerror}){why}"
         ) from e
     status = os.fstat(memfd.descriptor)
@@ -304,7 +304,7 @@ def _map(num_bytes: int, parts: Sequence[tuple[int, int, int]]) -> memoryview:
             at += size
     except (OSError, ValueError) as e:
         raise HostError(
-            f"a value of {describe_bytes(num_bytes)} cannot be mapped: {getattr(e, 'strerror', e)} "
+            f"a value of {format_bytes(num_bytes)} cannot be mapped: {getattr(e, 'strerror', e)} "
             "(`ulimit -v` shows the limit of its address space)"
         ) from e
     return memoryview(memory)
@@ -315,10 +315,13 @@ def memfd_name(mesh: str) -> str:
     return f"cellmesh {mesh}"
 
 
-def describe_bytes(num_bytes: int) -> str:
-    """Format a size in bytes for users: ``1.5 GB``."""
-    unit, factor = ("GB", 1e9) if num_bytes >= 1e9 else ("MB", 1e6)
-    return f"{num_bytes / factor:.1f} {unit}"
+def format_bytes(number: float) -> str:
+    """Format a number of bytes for users: ``12 kB``, ``1.5 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit in ("B", "kB") else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from ...wire import limits, segments
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Pickled, Ranked
 from ...wire.segment_pool import SegmentPool
-from ...wire.segments import describe_bytes, inlined, open_segment
+from ...wire.segments import format_bytes, inlined, open_segment
 
 # A returned value's segment is mapped and closed if its descriptor has this number or a higher one.
 MANY_DESCRIPTORS = 512
@@ -79,6 +79,6 @@ def lend(
         return mapped, [pool.lend(segment, segments.new_loan(), sizes)]
     except OSError as e:
         raise MeshUsageError(
-            f"{describe_bytes(num_bytes)} cannot be put where ranks could map it: {e.strerror} "
+            f"{format_bytes(num_bytes)} cannot be put where ranks could map it: {e.strerror} "
             "(`ulimit -f` shows the limit of files). Nothing has been sent"
         ) from e

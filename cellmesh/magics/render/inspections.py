@@ -12,7 +12,8 @@ from ...controller.inspect import Comparison, Inspection, compare, describe_odd,
 from ...controller.ranks import Ranks
 from ...wire.inspect import Names, TensorSummary
 from ...wire.ranks import describe_groups, describe_ranks, format_ranks, group_ranks
-from .tables import Static, Table, compact_table, facts_table, format_bytes
+from ...wire.segments import format_bytes
+from .tables import Static, Table, compact_table, facts_table
 
 # Maximum number of listed tensors in a value.
 _MAX_LISTED = 50

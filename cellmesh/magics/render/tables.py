@@ -11,6 +11,7 @@ from ...controller.failure_summary import describe_state
 from ...controller.inspect import Comparison, Spread, compare, describe_odd
 from ...wire.inspect import TensorSummary
 from ...wire.ranks import count_ranks, describe_groups, format_ranks, group_ranks
+from ...wire.segments import format_bytes
 from ...wire.status import RankInfo, RankState
 
 # With more ranks, equal ranks share a row: in tables of status and memory; in the dashboard.
@@ -379,14 +380,6 @@ def _value_row(fact: TensorSummary) -> tuple[str, ...]:
         *("" if number is None else f"{number:.4g}" for number in numbers),
         *map(str, (fact.num_nan, fact.num_inf, fact.num_zeros)),
     )
-
-
-def format_bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.0f} {unit}" if unit in ("B", "kB") else f"{number:.1f} {unit}"
-        number /= 1000
-    raise AssertionError
 
 
 def format_time(ns: float) -> str:

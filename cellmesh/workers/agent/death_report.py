@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...wire.messages import ENDED_BY_GLOO
+from ...wire.segments import format_bytes
 
 # How long after a kill for want of memory the end of another rank by SIGKILL counts as one, too:
 # the kernel may have killed both, and takes seconds to free the memory of a large process.
@@ -56,7 +57,7 @@ class OomWatch:
 
 def explain_kill(held_bytes: int) -> str:
     """Return text for the report of a rank's death: the kernel's OOM killer killed it."""
-    return f": out of memory (it held {_format(held_bytes)}; {_ADVICE})"
+    return f": out of memory (it held {format_bytes(held_bytes)}; {_ADVICE})"
 
 
 def explain_refusal(last_output: str, held_bytes: int) -> str:
@@ -66,8 +67,8 @@ def explain_refusal(last_output: str, held_bytes: int) -> str:
     if not any(refusal in last_output for refusal in _REFUSALS):
         return ""
     return (
-        f": it was refused more memory (it held {_format(held_bytes)}; raise `ulimit -v` if it "
-        f"limits that, or {_ADVICE})"
+        f": it was refused more memory (it held {format_bytes(held_bytes)}; raise `ulimit -v` if "
+        f"it limits that, or {_ADVICE})"
     )
 
 
@@ -82,10 +83,6 @@ def explain_mismatch(last_output: str) -> str:
         f": {ENDED_BY_GLOO}, as another rank sent it {int(found[1]):,} bytes where it expected "
         f"{int(found[2]):,}: these ranks have begun operations of different sizes or kinds"
     )
-
-
-def _format(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
 _MAX_LAST_LINES = 10

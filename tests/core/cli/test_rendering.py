@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from cellmesh.cli.rendering import Row, echo_meshes, format_bytes, plural
+from cellmesh.cli.rendering import Row, echo_meshes, plural
 from cellmesh.controller.session.living import FoundMesh, find_meshes
 from cellmesh.wire.hosts import Host
 from cellmesh.wire.own_file import Secret
+from cellmesh.wire.segments import format_bytes
 from cellmesh.wire.ticket import Ticket, make_directory, write_ticket
 
 from ...support.tickets import make_ticket

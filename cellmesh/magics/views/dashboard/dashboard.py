@@ -28,8 +28,9 @@ from ....controller.run import Run
 from ....controller.status import Activity, Snapshot, activity_of, find_trouble, take_snapshot
 from ....errors import CellmeshError
 from ....wire.ranks import describe_ranks
+from ....wire.segments import format_bytes
 from ....wire.status import RankInfo, RankState
-from ...render.tables import MAX_GRID, Static, Table, doing, format_bytes, last_lines, status_table
+from ...render.tables import MAX_GRID, Static, Table, doing, last_lines, status_table
 from ..widget import LiveView, Widget, load_css, load_js
 
 PERIOD_S = 1.0

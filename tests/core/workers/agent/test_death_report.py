@@ -33,7 +33,7 @@ def test_kills_that_the_host_counts_are_for_want_of_memory(tmp_path: Path) -> No
 def test_oom_report_names_the_size_and_the_remedy() -> None:
     advice = "use smaller batches, fewer ranks or a host with more memory"
     assert explain_kill(5_200_000_000) == f": out of memory (it held 5.2 GB; {advice})"
-    assert "52 MB" in explain_kill(52_000_000)
+    assert "52.0 MB" in explain_kill(52_000_000)
 
 
 @pytest.mark.parametrize(
