@@ -90,7 +90,7 @@ FEATURES = (
     ),
     Feature(
         "start and its options",
-        905,
+        850,
         "controller/options.py wire/options.py controller/host_list.py "
         "controller/session/start.py controller/session/alike.py "
         "controller/session/surroundings.py "
