@@ -70,7 +70,7 @@ FEATURES = (
     ),
     Feature(
         "mesh, ranks and runs",
-        1190,
+        1225,
         "controller/",
     ),
     Feature(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import UnknownMeshError, did_you_mean
+from ..errors import MeshUsageError, UnknownMeshError, did_you_mean
+from ..wire.environment import VISIBLE
+from ..wire.ticket import Ticket
+
+_GPUS = "/proc/driver/nvidia/gpus"
 
 if TYPE_CHECKING:
     from .mesh import Mesh
@@ -56,8 +61,62 @@ class Meshes(Mapping[str, "Mesh"]):
     def __repr__(self) -> str:
         return f"<meshes: {'; '.join(map(str, self.values())) or 'none'}>"
 
+    def gpus(self, given: Sequence[str], but: str = "") -> dict[str, Sequence[str]]:
+        """Return the GPUs that the ranks of each mesh use, except one mesh's."""
+        return {
+            name: gpus_of(each.rank_set.session.ticket, given)
+            for name, each in self.items()
+            if name != but and any(info.device.startswith("cuda") for info in each.ready_ranks)
+        }
+
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
+
+
+def given_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that a mesh sees which is started without `gpus`: those that an engine has
+    given (``CUDA_VISIBLE_DEVICES``), else all of this host.
+    """
+    if VISIBLE in environment:
+        return [each.strip() for each in environment[VISIBLE].split(",") if each.strip()]
+    try:
+        return [str(number) for number in range(len(os.listdir(_GPUS)))]
+    except OSError:
+        return []
+
+
+def gpus_of(ticket: Ticket, given: Sequence[str], num_ranks: int = 0) -> Sequence[str]:
+    """Return the GPUs that a mesh's ranks use: the first ones that it sees, one a rank.
+
+    Args:
+        ticket: its ticket.
+        given: as of `given_gpus`.
+        num_ranks: number of ranks; 0 for the present one.
+    """
+    chosen = given_gpus(ticket.env) if VISIBLE in ticket.env else given
+    return [] if ticket.spans_hosts else chosen[: num_ranks or ticket.num_ranks]
+
+
+def free_gpus(given: Sequence[str], taken: Mapping[str, Sequence[str]]) -> Sequence[str] | None:
+    """Return the GPUs for a mesh beside others; None if it may see all, as none is in use.
+
+    Args:
+        given: as of `given_gpus`.
+        taken: name of each other mesh -> its GPUs.
+
+    Raises:
+        MeshUsageError: others use them all.
+    """
+    used = {gpu: name for name, own in taken.items() for gpu in own}
+    if not used.keys() & {*given}:
+        return None
+    if free := [gpu for gpu in given if gpu not in used]:
+        return free
+    by = ", ".join(f"{gpu} {used[gpu]}" for gpu in given)
+    raise MeshUsageError(
+        f"each GPU is in use by another mesh ({by}): `--gpus 0,1` (gpus=...) shares these, "
+        "`--gpus none` takes the CPU"
+    )
 
 
 @functools.cache

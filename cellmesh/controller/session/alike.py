@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import MeshUsageError
+from ...wire.environment import VISIBLE
 from ...wire.ranks import describe_ranks
 from ...wire.ticket import Ticket
 from ..kernel import own_notebook
@@ -168,7 +169,10 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
     ]
     if ticket.gpus != options.gpus:
         found.append("other --gpus")
-    if ticket.env != ranks_environment(options):  # values may be secret
+    has, wanted = dict(ticket.env), ranks_environment(options)
+    if ticket.gpus is None and VISIBLE not in wanted:  # a start beside another mesh has chosen
+        has.pop(VISIBLE, None)
+    if has != wanted:  # values may be secret
         found.append("other --env")
     return found
 

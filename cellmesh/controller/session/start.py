@@ -14,6 +14,7 @@ import msgspec
 
 from ...errors import HostError, MeshUsageError, NoMeshError
 from ...wire import marks
+from ...wire.environment import VISIBLE
 from ...wire.options import StartOptions
 from ...wire.ticket import Ticket, runtime_root
 from ..host_list import INVITING
@@ -98,6 +99,7 @@ def start_from(
         from .living import forget_if_dead
 
         forget_if_dead(checked.name)
+    checked = _choose_gpus(checked)
     limit_s = _START_S if timeout_s is None else timeout_s
     patience_s = math.inf if timeout_s is None and checked.launch in INVITING else limit_s
     ticket, launcher, end = _launch(waiting, checked, patience_s, on_progress)
@@ -156,6 +158,22 @@ def read_options(given: Mapping[str, Any]) -> Options:
     if checked.is_lease_chosen or own_kernel() is None:
         return checked
     return msgspec.structs.replace(checked, lease_s=NOTEBOOK_LEASE_S)
+
+
+def _choose_gpus(options: Options) -> Options:
+    """Have a mesh see the GPUs that no other mesh of this process uses, unless the user has named
+    some.
+    """
+    from ..meshes import free_gpus, given_gpus, own_meshes
+
+    others = own_meshes()
+    if not others or options.hosts or options.gpus is not None or VISIBLE in options.env:
+        return options
+    given = given_gpus(os.environ)
+    free = free_gpus(given, others.gpus(given))
+    if free is None:
+        return options
+    return msgspec.structs.replace(options, env={**options.env, VISIBLE: ",".join(free)})
 
 
 def _import_session() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.meshes import Meshes, own_meshes
+from cellmesh.controller.meshes import Meshes, free_gpus, given_gpus, gpus_of, own_meshes
 from cellmesh.controller.output.cell import Displays
 from cellmesh.controller.session.alike import name_of_same
+from cellmesh.errors import MeshUsageError
 
 
 def mesh(name: str, ending: str = "") -> Any:
@@ -97,3 +98,34 @@ def test_output_is_headed_by_the_mesh_where_there_are_several(meshes: Meshes) ->
     alone = Meshes()
     alone.add(mesh("only"))
     assert alone["only"].rank_set.session.displays.heading is None
+
+
+def test_a_mesh_beside_others_gets_gpus_that_are_free() -> None:
+    assert given_gpus({"CUDA_VISIBLE_DEVICES": "4, 5,6"}) == ["4", "5", "6"]
+    given = ["0", "1", "2", "3"]
+    assert free_gpus(given, {}) is free_gpus([], {"a": []}) is None
+    assert free_gpus(given, {"cpu": []}) is None
+    assert free_gpus(given, {"a": ["0"], "b": ["2"]}) == ["1", "3"]
+    with pytest.raises(MeshUsageError, match=r"\(0 a, 1 b\): `--gpus 0,1` .* `--gpus none`"):
+        free_gpus(["0", "1"], {"a": ["0"], "b": ["1"]})
+
+
+@pytest.mark.parametrize(
+    ("env", "num_ranks", "used"),
+    [({}, 2, ["0", "1"]), ({}, 9, ["0", "1", "2"]), ({"CUDA_VISIBLE_DEVICES": "2"}, 2, ["2"]),
+     ({"CUDA_VISIBLE_DEVICES": ""}, 2, [])],
+)  # fmt: skip
+def test_ranks_use_the_first_gpus_that_their_mesh_sees(
+    env: dict[str, str], num_ranks: int, used: list[str]
+) -> None:
+    ticket: Any = SimpleNamespace(env=env, num_ranks=num_ranks, spans_hosts=False)
+    assert gpus_of(ticket, ["0", "1", "2"]) == used
+
+
+def test_only_ranks_on_gpus_use_some(meshes: Meshes) -> None:
+    for name, device in (("trainer", "cuda:0"), ("generator", "cpu")):
+        one: Any = meshes[name]
+        one.ready_ranks = [SimpleNamespace(device=device)]
+        one.rank_set.session.ticket = SimpleNamespace(env={}, num_ranks=1, spans_hosts=False)
+    assert meshes.gpus(["0", "1"]) == {"trainer": ["0"]}
+    assert meshes.gpus(["0", "1"], but="trainer") == {}
