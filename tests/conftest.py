@@ -36,6 +36,9 @@ PRESTART = "cellmesh.controller.session.launch.prestart"
 ROOT = Path(__file__).resolve().parents[1]
 # By runtime directory, of meshes that were forked from a zygote which waited in another directory.
 FORKED_MARKS: dict[Path, set[str]] = collections.defaultdict(set)
+# Tiers in the order in which they run: the files that take longest begin first, those that keep a
+# core busy not all at once, and small files are left to fill the end.
+ORDER = ("exactness", "browser", "faults", "gpu", "notebooks", "programs", "mesh", "pair", "core")
 # What makes a tier's tests run that did not.
 TO_RUN = {
     "browser": "apt-get install chromium && .venv/bin/pytest tests/browser",
@@ -61,6 +64,14 @@ settings.load_profile("repeatable")
 # button need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        tier = item.path.relative_to(ROOT / "tests").parts[0]
+        return ORDER.index(tier) if tier in ORDER else len(ORDER)
+
+    items.sort(key=place)
 
 
 def tiers_left_out(

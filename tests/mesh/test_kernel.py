@@ -16,7 +16,7 @@ from jupyter_client.manager import KernelManager
 
 from tests.conftest import check_nothing_left, kernel_config, own_runtime_dir
 
-WAIT_S = 60.0
+WAIT_S = 100.0
 
 
 @dataclass
