@@ -70,7 +70,7 @@ FEATURES = (
     ),
     Feature(
         "mesh, ranks and runs",
-        1225,
+        1260,
         "controller/",
     ),
     Feature(
