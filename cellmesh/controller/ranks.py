@@ -338,8 +338,7 @@ class Ranks:
         """
         from .replicas import check
 
-        if expression.strip():
-            check_expression(expression)
+        check_expression(expression.strip() or "None")
         return check(self.rank_set, expression)
 
     def sync(self, expression: str, source: int = 0) -> SyncSummary:
@@ -354,8 +353,7 @@ class Ranks:
         """
         from .replicas import sync
 
-        if expression.strip():
-            check_expression(expression)
+        check_expression(expression.strip() or "None")
         return sync(self.rank_set, expression, source)
 
     def load(self, *names: str, path: str | os.PathLike[str]) -> tuple[str, ...]:
