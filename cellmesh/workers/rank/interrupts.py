@@ -29,6 +29,14 @@ _OWN_SIGNAL = signal.SIGRTMIN + 11
 _SIGINT = int(signal.SIGINT)
 # How long the import of a library may continue before it is interrupted.
 _IMPORT_S = 10.0
+# torch's modules of context managers that change a thread's modes. A signal that struck there would
+# leave the mode on: gradients would be off for the rest of the process. None of these functions
+# waits or calls user code.
+_MODES = tuple(
+    f"/torch/{each}.py"
+    for each in ("autograd/grad_mode", "amp/autocast_mode", "overrides", "utils/_python_dispatch")
+)
+_CHANGES_MODE = ("__init__", "__enter__", "__exit__")
 # Like `signal.getsignal`, but without its conversion to enums, which takes five Python calls.
 _getsignal: Callable[[int], object] = importlib.import_module("_signal").getsignal
 
@@ -233,16 +241,18 @@ class Interrupts:
             return
         if self.is_describing and signum != _OWN_SIGNAL:
             return
-        is_importing = False
+        is_importing = is_in_mode = False
         while frame is not None:
-            if frame.f_code is Interrupts.end.__code__:
+            code = frame.f_code
+            if code is Interrupts.end.__code__:
                 return  # the run is over, and `end` must complete
             is_importing |= _imports_library(frame)
+            is_in_mode |= code.co_name in _CHANGES_MODE and code.co_filename.endswith(_MODES)
             frame = frame.f_back
         if self._shields:
             self._held_back = True
             return
-        if is_importing and self._may_import():
+        if is_in_mode or (is_importing and self._may_import()):
             self._wanted = -1
             self.on_dropped(self.running, self._kind)
             return

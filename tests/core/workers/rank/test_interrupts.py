@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cellmesh.workers.rank.interrupts import Interrupts
 
@@ -281,3 +282,40 @@ def test_a_request_that_meets_the_begin_is_not_lost(
     with pytest.raises(KeyboardInterrupt):
         interrupts.request(5)
     interrupts.end()
+
+
+def torch_modes() -> tuple[bool, ...]:
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return grad, inference, torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(("place", "event"), [("__enter__", "return"), ("__exit__", "call")])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")]
+)
+def test_torch_is_left_in_its_modes_by_an_interrupt(
+    interrupts: Interrupts, mode: Callable[[], Any], place: str, event: str
+) -> None:
+    def strike(frame: types.FrameType, happens: str, _: object) -> None:
+        code = frame.f_code
+        if (code.co_name, happens) == (place, event) and "/torch/" in code.co_filename:
+            sys.setprofile(None)
+            from_beside(lambda: interrupts.request(5))
+
+    def compute() -> None:
+        sys.setprofile(strike)
+        with mode():
+            pass
+        wait_to_be_interrupted()
+
+    # What a failure of this test leaves is undone.
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        before = torch_modes()
+        interrupts.begin(5)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                compute()
+            assert torch_modes() == before
+        finally:
+            sys.setprofile(None)
+            interrupts.end()
