@@ -16,9 +16,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m ipykernel install --sys-prefix --name python3 >/dev/null
 	touch $@
 
-# Three files at a time, for two cores: most tests wait for processes for a quarter of their time.
 test: venv lint types
-	$(BIN)/python -m pytest tests --ignore tests/hosts --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests --ignore tests/hosts --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: venv lint types core
 

@@ -30,6 +30,7 @@ from .conftest import Recorder, state_of
 
 WAIT_S = 60.0
 VICTIMS = ["cellmesh-store", "cellmesh-zygote", "cellmesh-r1"]
+CLOSED = "(closed its connection to the agent|was killed by SIGABRT)"
 MEET = "t = torch.ones(1); dist.all_reduce(t)"
 
 

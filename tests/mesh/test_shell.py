@@ -88,7 +88,7 @@ def test_lines_run_on_the_ranks_of_a_mesh_that_was_started_unattended(dev: str) 
     assert "lives for 10 min unattended: `cellmesh exec dev 'print(rank)'`, `cellmesh shell" in dev
     again = cellmesh("start", "2", "--name", "dev")
     assert (again.returncode, again.stdout) == (1, "")
-    assert "a mesh of this name lives" in again.stderr
+    assert "a mesh of the name dev lives (process " in again.stderr
     assert "a shell needs a terminal: `cellmesh exec dev -`" in cellmesh("shell").stderr
     assert "there is no mesh 'dve'; did you mean 'dev'?" in cellmesh("shell", "dve").stderr
 
