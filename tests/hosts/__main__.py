@@ -1,6 +1,6 @@
-"""Runs the tests of this folder, three files at a time: ``python -m tests.hosts [FILE ...]``.
+"""Runs the tests of this folder, two files at a time: ``python -m tests.hosts [FILE ...]``.
 
-Each file gets a network of its own to make hosts in, so that names, addresses and ports of
+Each file gets a network of its own to make hosts in, so that names, addresses and ports of two
 files do not meet. Most of a test's time is a wait for a lease to end.
 """
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 REPORTS = Path("artifacts/hosts")
 # These take the longest, so they begin first.
 _LONG = ("test_attach.py", "test_faults.py", "test_notebooks.py", "test_slurm.py", "test_ssh.py")
-_NUM_AT_A_TIME = 3
+_NUM_AT_A_TIME = 2
 # `ip netns` keeps names of networks in /run/netns.
 _ENTER = 'mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; ip link set lo up; exec "$@"'
 _NEEDS = ("unshare", "--net", "--mount", "--uts", "--propagation", "private", "sh", "-c", _ENTER)
