@@ -121,11 +121,13 @@ class Loading:
         stages: names of modules, in order; of each stage together.
         list_path: list of the project, in which modules that cannot be preloaded are noted.
         argument: argument in the copies' command lines that shows whose they are.
-        hangs_s: time limit of one module's import, in seconds.
+        hangs_s: time limit of one module's import, in seconds; more if the list has one that took
+            ranks longer than a third of it.
         has: the modules that this process has imported.
 
     Attributes:
         has: likewise, with those of the stages.
+        hangs_s: time limit of one module's import, in seconds.
     """
 
     def __init__(
@@ -140,7 +142,9 @@ class Loading:
         known = read_preloads(Path(list_path))
         possible = (names_to_import(known, each) for each in stages)
         self._stages = [names for names in possible if not sys.modules.keys() >= {*names}]
-        self._list_path, self._argument, self._hangs_s = list_path, argument, hangs_s
+        self._list_path, self._argument = list_path, argument
+        # Ranks have imported what is in the list, if slowly: that does not hang.
+        self.hangs_s = max(hangs_s, 3 * max(known.modules.values(), default=0.0))
         self._num_failed = 0
         self._copy = 0  # process id; 0 without a copy
         self._connection: socket.socket | None = None
@@ -163,7 +167,7 @@ class Loading:
             pause_s: time to wait before a copy is made.
         """
         if self._connection is not None:
-            return [max(0.0, self._since + self._hangs_s - time.monotonic())]
+            return [max(0.0, self._since + self.hangs_s - time.monotonic())]
         return [pause_s] if self._stages else []
 
     def go_on(self, pids: Iterable[int] = ()) -> int | list[int] | None:
@@ -181,7 +185,7 @@ class Loading:
             return self._fork()
         is_late = self.limits(0)[0] == 0
         data = b"" if is_late else self._connection.recv(_MAX_MESSAGE_BYTES)
-        reason = f"takes more than {self._hangs_s:g} s" if is_late else "ends the process"
+        reason = f"takes more than {self.hangs_s:g} s" if is_late else "ends the process"
         kind, name, text = json.loads(data) if data else ("failed", self._current, reason)
         if kind == "begins":
             self._current, self._since = name, time.monotonic()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import FunctionType
 
 import pytest
 
-from cellmesh.workers.preload import Preloaded, timed
+from cellmesh.wire.preload import change_preloads, learn
+from cellmesh.workers.preload import Loading, Preloaded, timed
 
 
 def test_the_sentence_on_preloaded_modules() -> None:
@@ -41,3 +43,10 @@ def test_a_failed_import_is_not_reported() -> None:
     with pytest.raises(ImportError):
         find("bad", None)
     assert ends == [("good", True), ("bad", False)]
+
+
+def test_a_module_that_took_ranks_long_has_longer_than_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    change_preloads(path, lambda found: learn(found, "project", {"slow_library": 20.0}))
+    assert Loading([["slow_library"]], str(path), "argument", hangs_s=10.0).hangs_s == 60.0
+    assert Loading([["slow_library"]], str(path), "argument", hangs_s=90.0).hangs_s == 90.0
