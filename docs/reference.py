@@ -28,6 +28,7 @@ PUBLIC = {
     "cellmesh": (),
     "cellmesh.errors": (),
     "cellmesh.controller.ranks": ("Ranks",),
+    "cellmesh.controller.actors": ("Actor", "Method", "Stream", "NoMethodError"),
     "cellmesh.controller.core.effects": ("HealReport",),
     "cellmesh.controller.inspect": ("Inspection", "Spread"),
     "cellmesh.controller.metrics": ("Plot",),

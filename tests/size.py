@@ -69,8 +69,8 @@ FEATURES = (
         "wire/modules.py",
     ),
     Feature(
-        "mesh, ranks and runs",
-        1260,
+        "mesh, ranks and runs",  # with spawn, drop and redefine of actors
+        1280,
         "controller/",
     ),
     Feature(
@@ -202,6 +202,11 @@ FEATURES = (
         "controller/checkpoint.py workers/checkpoint.py",
     ),
     Feature(
+        "actors",
+        440,
+        "wire/nests.py controller/actors.py workers/rank/actors.py",
+    ),
+    Feature(
         "weights between meshes",  # in place of a pull and a push, which take ten times as long
         590,
         "wire/weights.py controller/weights.py workers/weights.py",
@@ -228,7 +233,7 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        2140,
+        2160,
         "workers/",
     ),
     Feature(

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +23,9 @@ from .run import Run
 from .session.life import StartProgress
 from .session.session import Session
 from .status import LOG_BYTES
+
+if TYPE_CHECKING:
+    from .actors import Actor
 
 # An expression, as a call would mark new ranks as no longer empty.
 _MODULES = "__import__('cellmesh.wire.modules', fromlist=[''])"
@@ -76,6 +79,45 @@ class Mesh(Ranks):
         flight then.
         """
         return self.rank_set.session.runs.all()
+
+    @property
+    def actors(self) -> dict[str, Actor]:
+        """The actors of the mesh by name (`Ranks.spawn`)."""
+        from .actors import Actor
+
+        return {
+            name: Actor(each, each.rank_set.ranks)
+            for name, each in self.rank_set.session.actors.items()
+        }
+
+    def drop(self, actor: Actor) -> None:
+        """Forget an actor, whose objects are removed from its ranks. Blocks.
+
+        Args:
+            actor: its handle.
+
+        Raises:
+            MeshUsageError: it is no actor of this mesh, or was dropped.
+        """
+        from .actors import drop, spawned_of
+
+        drop(spawned_of(actor, self.rank_set))
+
+    def redefine(self, actor: Actor, kind: type) -> None:
+        """Give an actor's objects an edited class, on all ranks or on none; their state stays.
+        Blocks.
+
+        Args:
+            actor: its handle, which has the methods of the new class from then on.
+            kind: the class.
+
+        Raises:
+            MeshUsageError: it is no actor of this mesh, or was dropped.
+            RankFailure: objects cannot have the class (Python's ``__class__`` assignment).
+        """
+        from .actors import redefine, spawned_of
+
+        redefine(spawned_of(actor, self.rank_set), kind)
 
     @property
     def start_s(self) -> float:

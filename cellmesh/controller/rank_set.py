@@ -153,9 +153,10 @@ def pack_call(
 
 
 def dump_call(
-    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Frame]]:
-    """Pickle a function and its arguments, for ranks to call.
+    """Pickle a function (or the target of an operation on an actor) and its arguments, for ranks to
+    call.
 
     Raises:
         UnpicklableError: one of them cannot be pickled; the message names it.

@@ -24,6 +24,7 @@ from .run import Run
 from .status import show_stacks, stacks_of
 
 if TYPE_CHECKING:
+    from .actors import Actor
     from .inspect import Inspection
     from .metrics import Plot
     from .replicas import CheckReport, SyncSummary
@@ -140,6 +141,38 @@ class Ranks:
         pickled, buffers, num_bytes = self.rank_set.lend(*dump_call(name, function, args, kwargs))
         verb = RunCall(0, pickled, interleaves=interleaves)
         return self.rank_set.start(verb, name, buffers, num_bytes=num_bytes)
+
+    def spawn(self, kind: type, /, *args: Any, name: str = "", **kwargs: Any) -> Actor:
+        """Make an object of a class on every rank, and return a handle, by which its methods are
+        called there. Blocks.
+
+        The object is a variable of the ranks, for cells. Its methods are executed on the main
+        threads of the ranks, in the order of the calls; one that is ``async def`` waits beside
+        other work::
+
+            trainer = mesh.spawn(Trainer, lr=0.1)
+            trainer.step(batch)             # rank -> value
+            run = trainer.step.submit(batch)
+            trainer[0].loss()               # the value of rank 0
+
+        Args:
+            kind: any class that cloudpickle can pickle.
+            args, kwargs: arguments of the class.
+            name: name of the actor and of the variable; "" for the class's in lower case. An actor
+                of the same name and class is replaced.
+
+        Returns:
+            The handle, whose attributes are the methods of the class (`Method`); `Mesh.actors` has
+            it, too.
+
+        Raises:
+            RankFailure: the constructor raised on at least one rank; no rank has the object.
+            MeshUsageError: the name is no name of a variable, or is taken.
+            UnpicklableError: the class or an argument cannot be pickled.
+        """
+        from .actors import spawn
+
+        return spawn(self.rank_set, kind, args, kwargs, name)
 
     def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
         """Run source as a notebook cell in the ranks' namespace. Blocks.

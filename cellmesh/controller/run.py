@@ -138,7 +138,12 @@ class Run(Generic[T]):
         item: work of the run.
         printer: shows the run's output.
         control: the session's runs.
+
+    Attributes:
+        combine: makes the result from the values of several ranks.
     """
+
+    combine: Callable[[dict[int, Any]], Any] = Results
 
     def __init__(
         self,
@@ -261,7 +266,7 @@ class Run(Generic[T]):
             rank: None if outcomes[rank].verb.payload is None else self._value(rank)
             for rank in sorted(self.ranks)
         }
-        return values[self.ranks[0]] if self._single else Results(values)
+        return values[self.ranks[0]] if self._single else self.combine(values)
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt on all ranks that have not ended the run, without waiting."""

@@ -55,7 +55,7 @@ AnyRequest = (
     | trace.AnyRequest | weights.AnyRequest
 )  # fmt: skip
 
-PROTOCOL = 16
+PROTOCOL = 17
 
 Channel = Literal["work", "control"]
 

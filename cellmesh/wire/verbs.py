@@ -92,6 +92,8 @@ class RunCall(WorkVerb, frozen=True):
 
     `function`: packed function (`plain_functions.pack`); the payload is then ``(args, kwargs)``.
     `interleaves`: the function is asynchronous, and what comes after does not wait for its end.
+    `of_actor`: an operation on an actor (a method of `workers.rank.actors.Actors`); the payload has
+    its target in place of a function: names of the actor and the method, and further arguments.
     """
 
     is_user_code: ClassVar[bool] = True
@@ -101,6 +103,7 @@ class RunCall(WorkVerb, frozen=True):
     payload: Pickled
     function: bytes = b""
     interleaves: bool = False  # type: ignore[misc]
+    of_actor: str = ""
 
 
 class RunScript(WorkVerb, frozen=True):

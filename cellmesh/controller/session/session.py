@@ -82,6 +82,7 @@ class Session:
         shown: views of the mesh in this notebook.
         segments: shared memory for large values.
         copies: numbers of the copies from other ranks to this mesh that are under way.
+        actors: the actors that this session has made, by name (`controller.actors.Spawned`).
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Session:
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(memfd_name(ticket.name))
         self.copies: set[int] = set()
+        self.actors: dict[str, Any] = {}
         self._sink = sink
         self._hosts = Connections(ticket, steal, lost, self.segments, visits)  # opened by the link
         self._owner_pid = os.getpid()
@@ -470,8 +472,11 @@ class Session:
             case HostLost():
                 warn(cause.describe(), self.name)
         self.life.note(change)
+        for actor in [*self.actors.values()]:
+            actor.note(change)
         if change.state == "restarting":
             self.segments.clear()
+            self.actors.clear()
         if change.state == "ended":
             self._end_views()
 

@@ -254,6 +254,7 @@ class Executor:
             callbacks.clear()  # they show and send data of the rank
 
     def _call(self, work: RunCall, buffers: tuple[Frame, ...]) -> Parcel[Done] | None:
+        function: Any
         if work.function:  # its arguments contain no functions
             function, (names, title) = plain_functions.unpack(work.function), _facts(work.function)
             args, kwargs = pickle.loads(work.payload.stream)
@@ -261,8 +262,12 @@ class Executor:
                 bind_missing_names(parts, self._namespace)
         else:
             function, args, kwargs = payload.loads(work.payload, buffers)
-            bind_missing_names((function, *args, *kwargs.values()), self._namespace)
-            title = name_of(function)
+            if work.of_actor:
+                title, function = self._context.actors.find(work.of_actor, function)
+                bind_missing_names((*args, *kwargs.values()), self._namespace)
+            else:
+                bind_missing_names((function, *args, *kwargs.values()), self._namespace)
+                title = name_of(function)
         record = RunRecord(work.run, title, 0, time.monotonic())
         if title:
             self._tracker.records.append(record)

@@ -4,6 +4,7 @@ objects of the rank that they may use.
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..groups.groups import Groups
+    from .actors import Actors
     from .interrupts import Interrupts
     from .shell import RankShell
     from .value_transfer import SegmentLink
@@ -69,6 +71,12 @@ class RankContext:
     observer: CellObserver | None = None
     _handlers: dict[str, Handler] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @functools.cached_property
+    def actors(self) -> Actors:
+        """The actors of the rank."""
+        made: Actors = load("rank.actors").Actors(self.shell.user_ns, self.groups.rank)
+        return made
 
     def find_handler(self, request: FeatureRequest) -> Handler:
         """Return the handler of a feature's request; raise a CellmeshError if its module cannot be

@@ -10,7 +10,7 @@ import socket
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -166,6 +166,38 @@ def bind_missing_names(values: Iterable[Any], namespace: Mapping[str, Any]) -> N
     """Bind the global names that functions inside values use but lack to the rank's variables of
     these names; finds functions in globals, closures, methods, partials and containers.
     """
+    _visit_functions(values, lambda function, names: bind(function, names, namespace))
+
+
+def find_missing_names(values: Iterable[Any]) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Return the global names that functions inside values use but lack, with the globals of these
+    functions; for values that are called again after the rank's variables have changed.
+    """
+    found: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
+
+    def note(function: types.FunctionType, names: tuple[str, ...]) -> list[Any]:
+        known = function.__globals__
+        lacking = found.setdefault(id(known), (known, {}))[1]
+        lacking.update({name: None for name in names if name not in known})
+        return bind(function, names, {})
+
+    _visit_functions(values, note)
+    return [(known, tuple(names)) for known, names in found.values() if names]
+
+
+def bind_again(
+    missing: Iterable[tuple[dict[str, Any], tuple[str, ...]]], namespace: Mapping[str, Any]
+) -> None:
+    """Bind names that `find_missing_names` has found to the present variables of the rank."""
+    for known, names in missing:
+        for name in names:
+            if name in namespace and not hasattr(builtins, name):
+                known[name] = namespace[name]
+
+
+def _visit_functions(
+    values: Iterable[Any], visit: Callable[[types.FunctionType, tuple[str, ...]], list[Any]]
+) -> None:
     seen: set[int] = set()
     todo = [*values]
     while todo:
@@ -176,7 +208,7 @@ def bind_missing_names(values: Iterable[Any], namespace: Mapping[str, Any]) -> N
         if isinstance(part, types.FunctionType):
             module = sys.modules.get(part.__module__)
             if module is None or vars(module) is not part.__globals__:  # was sent by value
-                todo += bind(part, names_of(part.__code__), namespace)
+                todo += visit(part, names_of(part.__code__))
         elif isinstance(part, types.MethodType):
             todo += [part.__func__, type(part.__self__)]
         elif isinstance(part, functools.partial):

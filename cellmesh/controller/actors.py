@@ -1,0 +1,513 @@
+"""Actors: objects on ranks that the notebook makes by `Ranks.spawn`, and whose methods it calls
+through a handle.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import functools
+import inspect
+import itertools
+import keyword
+import pickle
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import CellmeshError, MeshUsageError, did_you_mean
+from ..wire.codec import Frame
+from ..wire.messages import Pickled, Respawned
+from ..wire.nests import check_rows, join_rows
+from ..wire.payload import is_short
+from ..wire.ranks import describe_ranks
+from ..wire.values import PullNames
+from ..wire.verbs import RunCall
+from .arguments import is_async
+from .core.effects import Change
+from .mesh_dims import ranks_at
+from .output.calling_cell import current_sink
+from .output.console import Sink
+from .rank_set import RankSet, dump_call
+from .run import Results, Run
+
+_numbers = itertools.count()  # of streams
+
+
+class NoMethodError(MeshUsageError, AttributeError):
+    """Raised if an actor's class has no public method of a name."""
+
+
+@dataclass(eq=False)
+class Spawned:
+    """An actor, as the notebook that has made it knows it.
+
+    Attributes:
+        name: its name, the ranks' variable.
+        kind: its class.
+        rank_set: the ranks that have it.
+        args, kwargs: arguments of its constructor.
+        lost: ranks that have it no longer, as they were replaced.
+        num_calls: for each rank, its calls by ``.any`` in flight, and all that it has had.
+        why_ended: why there is no such actor any more; "" while there is.
+    """
+
+    name: str
+    kind: type
+    rank_set: RankSet
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    lost: set[int] = field(default_factory=set)
+    num_calls: dict[int, tuple[int, int]] = field(default_factory=dict)
+    why_ended: str = ""
+
+    def start(
+        self, operation: str, target: tuple[Any, ...], rank_set: RankSet,
+        args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *,
+        interleaves: bool = False, sink: Sink | None = None,
+    ) -> Run[Any]:  # fmt: skip
+        """Start an operation on the actor's objects (`workers.rank.actors.Actors`).
+
+        Args:
+            operation: name of the operation.
+            target: name of the method, and arguments of the operation.
+            rank_set: some of the actor's ranks.
+            args, kwargs: arguments of the method.
+            interleaves: whether the call may wait beside other work.
+            sink: shows the output; None for the calling notebook cell or the console.
+        """
+        kwargs = kwargs or {}
+        title, place = f"{self.name}.{target[0]}", (self.name, *target)
+        if operation != "make" and all(map(is_short, (*args, *kwargs, *kwargs.values(), *target))):
+            pickled, buffers = Pickled(pickle.dumps((place, args, kwargs), 5)), list[Frame]()
+        else:
+            pickled, buffers = dump_call(title, place, args, kwargs)
+        sent, frames, num_bytes = rank_set.lend(pickled, buffers)
+        verb = RunCall(0, sent, interleaves=interleaves, of_actor=operation)
+        return rank_set.start(verb, title, frames, num_bytes=num_bytes, sink=sink)
+
+    def check(self, ranks: Iterable[int]) -> None:
+        """Raise an error unless these ranks have the actor.
+
+        Raises:
+            MeshUsageError: there is no such actor any more, or ranks were replaced.
+        """
+        if self.why_ended:
+            raise MeshUsageError(f"{self.name} {self.why_ended}: mesh.spawn makes it again")
+        if self.lost and (lost := self.lost.intersection(ranks)):
+            verb = "was" if len(lost) == 1 else "were"
+            raise MeshUsageError(
+                f"{describe_ranks(lost)} {verb} replaced and {'has' if len(lost) == 1 else 'have'} "
+                f"no `{self.name}`: mesh.spawn it again, or with on_death='restart'"
+            )
+
+    def choose(self, ranks: Sequence[int]) -> int:
+        """Return the rank with the fewest calls by ``.any`` in flight, and count one more."""
+        rank = min(ranks, key=lambda each: (self.num_calls.get(each, (0, 0)), each))
+        in_flight, total = self.num_calls.get(rank, (0, 0))
+        self.num_calls[rank] = in_flight + 1, total + 1
+        return rank
+
+    def end_call(self, rank: int) -> None:
+        """Record that a call that `choose` has counted has ended."""
+        in_flight, total = self.num_calls[rank]
+        self.num_calls[rank] = in_flight - 1, total
+
+    def note(self, change: Change) -> None:
+        """Record a change of the mesh that costs ranks the actor."""
+        if change.state == "restarting":
+            self.why_ended = "ended with the restart of its mesh"
+        if isinstance(change.cause, Respawned):
+            self.lost.update({info.rank for info in change.cause.ranks} & {*self.rank_set.ranks})
+
+
+class Actor:
+    """A handle of an actor: its attributes are the methods of the actor's class.
+
+    It has no other attributes, so that no method is hidden; ``actor[i]``, ``actor[2:4]`` and
+    ``len(actor)`` are of its ranks. `Mesh.drop` and `Mesh.redefine` take it. Made by `Ranks.spawn`.
+
+    Args:
+        spawned: the actor.
+        ranks: some of the actor's ranks.
+    """
+
+    __slots__ = ("__weakref__", "_methods", "_rank_set", "_spawned")
+
+    def __init__(self, spawned: Spawned, ranks: Sequence[int]) -> None:
+        self._spawned = spawned
+        self._rank_set = spawned.rank_set.part(ranks, is_single=len(ranks) == 1)
+        self._methods: dict[str, Method] = {}
+
+    def __getattr__(self, name: str) -> Method:
+        found = self._methods.get(name)
+        kind = self._spawned.kind
+        if found is None or found.kind is not kind:
+            found = self._methods[name] = Method(self._spawned, self._rank_set, name)
+        return found
+
+    def __getitem__(self, index: int | slice | Sequence[int]) -> Actor:
+        ranks = self._rank_set.ranks
+        try:
+            if isinstance(index, (int, slice)):
+                chosen = ranks[index] if isinstance(index, slice) else (ranks[index],)
+            else:
+                chosen = tuple(dict.fromkeys(ranks[each] for each in index))
+        except IndexError:
+            raise IndexError(f"{index!r}: {self._spawned.name} is on {len(self)} ranks") from None
+        if not chosen:
+            raise MeshUsageError(f"{index!r} chooses none of the {len(self)} ranks of {self!r}")
+        return Actor(self._spawned, chosen)
+
+    def __len__(self) -> int:
+        return len(self._rank_set)
+
+    def __dir__(self) -> list[str]:
+        return _methods_of(self._spawned.kind)
+
+    def __repr__(self) -> str:
+        spawned = self._spawned
+        where = f"{describe_ranks(self._rank_set.ranks)} of {self._rank_set.session.name}"
+        ended = f", {spawned.why_ended}" if spawned.why_ended else ""
+        return f"<actor {spawned.name}: {spawned.kind.__name__} on {where}{ended}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"the handle of {self._spawned.name} stays in the notebook")
+
+
+class Method:
+    """A method of an actor, to be called on its ranks.
+
+    Args:
+        spawned: the actor.
+        rank_set: some of its ranks.
+        name: name of the method.
+
+    Raises:
+        NoMethodError: the actor's class has no such method, or it is private.
+    """
+
+    def __init__(self, spawned: Spawned, rank_set: RankSet, name: str) -> None:
+        found = _find(spawned, name)
+        function = getattr(found, "__func__", found)
+        functools.update_wrapper(self, function, updated=())
+        self.kind, self._spawned, self._rank_set = spawned.kind, spawned, rank_set
+        self._name, self._is_static = name, isinstance(found, staticmethod)
+        self._interleaves = is_async(function) or inspect.isasyncgenfunction(function)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        signature = inspect.signature(self.__wrapped__)  # type: ignore[attr-defined]
+        parameters = [*signature.parameters.values()][not self._is_static :]
+        return signature.replace(parameters=parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method on every rank of the handle, and return its values. Blocks.
+
+        Returns:
+            `Results` (rank -> value); of an actor on one rank, and on ``actor[i]``, the value.
+
+        Raises:
+            RankFailure: the method raised on at least one rank.
+            UnpicklableError: an argument cannot be pickled.
+        """
+        return self._start("call", (), args, kwargs).result()
+
+    def submit(self, *args: Any, **kwargs: Any) -> Run[Any]:
+        """Call the method on every rank of the handle, and return a `Run` without waiting.
+
+        A method that is ``async def`` waits beside what comes after, from its first ``await`` on.
+        """
+        return self._start("call", (), args, kwargs)
+
+    def send(self, *args: Any, **kwargs: Any) -> None:
+        """Call the method on every rank of the handle, without a result; return without waiting.
+
+        An exception is shown once, where the call was made.
+        """
+        self._start("send", (), args, kwargs)
+
+    def any(self, *args: Any, **kwargs: Any) -> Run[Any]:
+        """Call the method on one rank of the handle, the living one with the fewest such calls;
+        return a `Run` without waiting.
+        """
+        spawned, ranks = self._spawned, self._rank_set
+        able = [rank for rank in ranks.living() if rank not in spawned.lost] or ranks.ranks
+        rank = spawned.choose(able)
+        ended = functools.partial(spawned.end_call, rank)
+        try:
+            run = self._start("call", (), args, kwargs, ranks.part((rank,), is_single=True))
+        except BaseException:
+            ended()
+            raise
+        run.on_end(ended)
+        return run
+
+    def sharded(self, *args: Any, dim: str = "", **kwargs: Any) -> Run[Any]:
+        """Call the method with a part of the arguments' rows on each rank; return a `Run` of the
+        joined results without waiting.
+
+        Tensors and arrays, also in nested tuples, lists and dicts, are split along dim 0 as by
+        ``torch.tensor_split``. Tensors in the results are joined along dim 0 (numbers are stacked);
+        other results become a list with the value of each part.
+
+        Args:
+            args, kwargs: arguments of the method.
+            dim: a dim of the mesh; ranks with the same index in it get the same part, and one of
+                them gives its result. "" for a part for each rank.
+
+        Raises:
+            MeshUsageError: the arguments have no tensors, tensors with different numbers of rows,
+                or fewer rows than there are parts; or the mesh has no such dim.
+        """
+        index_of = self._indices(dim)
+        check_rows((args, kwargs), max(index_of.values()) + 1, f"{self._spawned.name}.{self._name}")
+        run = self._start("shard", (index_of,), args, kwargs, self._rank_set.part([*index_of]))
+        givers = {index: rank for rank, index in reversed(index_of.items())}
+        run.combine = lambda values: join_rows([values[givers[each]] for each in sorted(givers)])
+        return run
+
+    def stream(self, *args: Any, ahead: int = 4, **kwargs: Any) -> Stream:
+        """Iterate over the values that the method yields, in a ``for`` or ``async for`` loop.
+
+        Args:
+            args, kwargs: arguments of the method.
+            ahead: how many more values than are read a rank may make, at least 1.
+
+        Returns:
+            An iterator over the value on one rank, else over `Results` of the ranks that have not
+            ended theirs. Leaving the loop closes the generator.
+
+        Raises:
+            MeshUsageError: `ahead` is less than 1.
+        """
+        if ahead < 1:
+            raise MeshUsageError(f"ahead={ahead}: a stream is at least 1 value ahead")
+        return Stream(self, next(_numbers), ahead, args, kwargs)
+
+    def _start(
+        self, operation: str, target: tuple[Any, ...], args: Any = (), kwargs: Any = None,
+        rank_set: RankSet | None = None, sink: Sink | None = None,
+    ) -> Run[Any]:  # fmt: skip
+        rank_set = rank_set or self._rank_set
+        self._spawned.check(rank_set.ranks)
+        return self._spawned.start(
+            operation,
+            (self._name, *target),
+            rank_set,
+            args,
+            kwargs,
+            interleaves=self._interleaves,
+            sink=sink,
+        )
+
+    def _indices(self, dim: str) -> dict[int, int]:
+        """Return the index of the part of each rank (`sharded`)."""
+        ranks = self._rank_set.ranks
+        if not dim:
+            return {rank: index for index, rank in enumerate(ranks)}
+        dims = self._rank_set.session.dims
+        parts = [
+            own
+            for index in range(dims.get(dim, 1))
+            if (own := {*ranks_at(dims, {dim: index})} & {*ranks})
+        ]
+        index_of = {rank: index for index, own in enumerate(parts) for rank in own}
+        return dict(sorted(index_of.items()))
+
+    def __repr__(self) -> str:
+        return f"<method {self._spawned.name}.{self._name}{self.__signature__}>"
+
+
+class Stream(Iterator[Any], AsyncIterator[Any]):
+    """The values that a method yields on an actor's ranks; made by `Method.stream`."""
+
+    def __init__(self, method: Method, number: int, ahead: int, args: Any, kwargs: Any) -> None:
+        self._method, self._number = method, number
+        self._runs = collections.deque[Run[Any]]()  # each makes a value
+        self._sink = current_sink(method._rank_set.session.displays)
+        self._opening: Run[Any] | None = self._start("begin_stream", args, kwargs)
+        while len(self._runs) < ahead:
+            self._runs.append(self._start("advance"))
+
+    def _start(self, operation: str, args: Any = (), kwargs: Any = None) -> Run[Any]:
+        return self._method._start(operation, (self._number,), args, kwargs, sink=self._sink)
+
+    def __next__(self) -> Any:
+        if not self._runs:
+            raise StopIteration
+        try:
+            if self._opening is not None:
+                self._opening.result()
+            values = self._take(self._runs[0].result())
+        except BaseException:
+            self.close()
+            raise
+        if not values:
+            raise StopIteration
+        return values[0]
+
+    async def __anext__(self) -> Any:
+        if not self._runs:
+            raise StopAsyncIteration
+        try:
+            if self._opening is not None:
+                await self._opening
+            values = self._take(await self._runs[0])
+        except BaseException:
+            self.close()
+            raise
+        if not values:
+            raise StopAsyncIteration
+        return values[0]
+
+    def _take(self, found: Any) -> tuple[Any, ...]:
+        """Return the next value in a tuple, and request one more; () at the end."""
+        self._opening = None
+        self._runs.popleft()
+        if isinstance(found, Results):
+            values = Results({rank: value[0] for rank, value in found.items() if value})
+            found = (values,) if values else ()
+        if found:
+            self._runs.append(self._start("advance"))
+        else:
+            self._runs.clear()
+        return found  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the stream, and close its generator on the ranks; return without waiting."""
+        runs, self._runs = self._runs, collections.deque()
+        if runs:  # on the link's thread, as this one may be anywhere if it collects garbage
+            session = self._method._rank_set.session
+            session.runs.post_if_open(functools.partial(self._end, runs))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_opening"):
+            self.close()
+
+    def _end(self, runs: Iterable[Run[Any]], _: Any, __: float) -> Sequence[Any]:
+        if self._method._interleaves:
+            for run in runs:
+                run.cancel()  # one may wait for ever
+        with contextlib.suppress(CellmeshError):
+            self._start("end_stream")
+        return ()
+
+
+# ---------------------------------------------------------------- making and ending
+
+
+def spawn(
+    rank_set: RankSet, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = ""
+) -> Actor:
+    """Make an object of a class on each rank, and return a handle; see `Ranks.spawn`. Blocks."""
+    if not isinstance(kind, type):
+        raise MeshUsageError(f"{kind!r} is no class: mesh.spawn(Trainer, *args) makes a Trainer")
+    name = name or kind.__name__.lower()
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise MeshUsageError(f"name={name!r}: an actor's name is a variable of the ranks")
+    if name == "mesh" or hasattr(builtins, name):
+        raise MeshUsageError(
+            f"name={name!r}: that is {'the DeviceMesh' if name == 'mesh' else 'a name of Python'} "
+            "on the ranks; choose another, by name=..."
+        )
+    actors = rank_set.session.actors
+    if (former := actors.get(name)) is not None:
+        if _title(former.kind) != _title(kind):
+            raise MeshUsageError(
+                f"{name!r} is an actor already, a {_title(former.kind)} on "
+                f"{describe_ranks(former.rank_set.ranks)}: choose another name, by name=..., or "
+                f"mesh.drop(mesh.actors[{name!r}]) before"
+            )
+        drop(former)  # a notebook's cell is run again
+    question = PullNames(0, f"type({name}).__qualname__ if {name!r} in globals() else ''")
+    for rank, taken in rank_set.part(rank_set.ranks).start(question).result().items():
+        if taken:
+            raise MeshUsageError(
+                f"{name!r} is a variable of rank {rank} already ({taken}), and is kept: choose "
+                f"another name, as in mesh.spawn({kind.__name__}, name='{name}_actor')"
+            )
+    spawned = Spawned(name, kind, rank_set, args, kwargs)
+    try:
+        spawned.start("make", ("__init__", kind), rank_set, args, kwargs).result()
+    except BaseException:
+        spawned.start("drop", ("__init__",), rank_set.part(rank_set.living()))
+        raise
+    actors[name] = spawned
+    return Actor(spawned, rank_set.ranks)
+
+
+def drop(spawned: Spawned) -> None:
+    """Forget an actor, whose objects are removed from its ranks. Blocks."""
+    session = spawned.rank_set.session
+    spawned.why_ended = "was dropped"
+    session.actors.pop(spawned.name, None)
+    living = spawned.rank_set.part(spawned.rank_set.living())
+    if living.ranks:
+        spawned.start("drop", ("drop",), living).result()
+
+
+def redefine(spawned: Spawned, kind: type) -> None:
+    """Give an actor's objects another class, on all ranks or on none. Blocks."""
+    if not isinstance(kind, type):
+        raise MeshUsageError(f"{kind!r} is no class: mesh.redefine({spawned.name}, Trainer)")
+    living = spawned.rank_set.part(spawned.rank_set.living())
+    spawned.check(living.ranks)
+    try:
+        spawned.start("redefine", ("redefine", kind), living).result()
+    except BaseException:
+        spawned.start("redefine", ("redefine", spawned.kind), living)
+        raise
+    spawned.kind = kind
+
+
+def spawned_of(actor: object, rank_set: RankSet) -> Spawned:
+    """Return the actor of a handle.
+
+    Raises:
+        MeshUsageError: it is no handle, is one of another mesh, or its actor was dropped.
+    """
+    if not isinstance(actor, Actor):
+        raise MeshUsageError(f"{actor!r} is no actor: mesh.spawn(...) returns one")
+    spawned = actor._spawned
+    if (session := spawned.rank_set.session) is not rank_set.session:
+        raise MeshUsageError(f"{spawned.name} is an actor of {session.name}, another mesh")
+    spawned.check(())
+    return spawned
+
+
+# ---------------------------------------------------------------- classes
+
+
+def _title(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("__main__.")
+
+
+def _methods_of(kind: type) -> list[str]:
+    return [
+        name
+        for name in dir(kind)
+        if not name.startswith("_") and callable(getattr(kind, name, None))
+    ]
+
+
+def _find(spawned: Spawned, name: str) -> Any:
+    """Return a public method as its class has it.
+
+    Raises:
+        NoMethodError: there is none of this name.
+    """
+    kind, actor = spawned.kind, spawned.name
+    if name.startswith("_"):
+        raise NoMethodError(
+            f"{kind.__name__}.{name} is private, and a handle calls public methods only"
+        )
+    found = inspect.getattr_static(kind, name, None)
+    if callable(getattr(found, "__func__", found)):
+        return found
+    what = "no method" if found is None else f"no method of that name, but a {type(found).__name__}"
+    raise NoMethodError(
+        f"{kind.__name__} has {what}: {name!r}{did_you_mean(name, _methods_of(kind))}. A handle "
+        f"calls methods; mesh.pull('{actor}.{name}') returns attributes"
+    )

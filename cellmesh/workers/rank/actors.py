@@ -1,0 +1,163 @@
+"""The actors of a rank: objects that the notebook has made by `Ranks.spawn`, and calls of their
+methods, which are executed in the order in which they arrive.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MeshUsageError
+from ...wire.nests import split_rows
+from .value_transfer import bind_again, find_missing_names
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class Actors:
+    """The actors of one rank, by name; each public method is an operation of `RunCall`.
+
+    Operations take the names of the actor and of the method, for descriptions, and further
+    arguments of their own.
+
+    Args:
+        namespace: namespace of the rank, in which each actor is a variable of its name.
+        rank: the rank.
+    """
+
+    def __init__(self, namespace: dict[str, Any], rank: int) -> None:
+        self._namespace, self._rank = namespace, rank
+        self._objects: dict[str, Any] = {}
+        self._missing: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {}
+        self._streams: dict[int, tuple[Any, asyncio.Lock | None]] = {}
+
+    def find(self, operation: str, target: tuple[Any, ...]) -> tuple[str, Callable[..., Any]]:
+        """Return the name of a call for users, and the function that it calls.
+
+        Args:
+            operation: name of the operation.
+            target: name of the actor, name of its method, and arguments of the operation.
+        """
+        title = f"{target[0]}.{target[1]}"
+        if operation == "call":
+            return title, self._method(*target)
+        return title, functools.partial(getattr(self, operation), *target)
+
+    def make(self, name: str, _: str, kind: type, /, *args: Any, **kwargs: Any) -> None:
+        """Make an object, and bind it to its name in the namespace."""
+        self._missing[name] = find_missing_names((kind,))
+        bind_again(self._missing[name], self._namespace)
+        self._objects[name] = self._namespace[name] = kind(*args, **kwargs)
+
+    def drop(self, name: str, _: str, /) -> None:
+        """Forget an actor, and remove its variable unless user code has bound that to another
+        object.
+        """
+        dropped = self._objects.pop(name, None)
+        if dropped is not None and self._namespace.get(name) is dropped:
+            del self._namespace[name]
+
+    def redefine(self, name: str, _: str, kind: type, /) -> type:
+        """Give an actor another class, and return the one that it had; its state stays."""
+        had = type(self._find(name))
+        self._objects[name].__class__ = kind
+        self._missing[name] = find_missing_names((kind,))
+        return had
+
+    def send(self, name: str, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method, and return no value."""
+        value = self._method(name, method)(*args, **kwargs)
+        return _without_value(value) if inspect.isawaitable(value) else None
+
+    def shard(
+        self, name: str, method: str, index_of: dict[int, int], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a method with one part of the tensors in the arguments: that of this rank's index,
+        which other ranks may have, too.
+        """
+        num_parts = max(index_of.values()) + 1
+        args, kwargs = split_rows((args, kwargs), index_of[self._rank], num_parts)
+        return self._method(name, method)(*args, **kwargs)
+
+    # ---- streams
+
+    def begin_stream(
+        self, name: str, method: str, number: int, /, *args: Any, **kwargs: Any
+    ) -> None:
+        """Begin a stream of what a method yields.
+
+        Raises:
+            MeshUsageError: the method returns neither a generator nor an iterator.
+        """
+        values = self._method(name, method)(*args, **kwargs)
+        if isinstance(values, AsyncIterator):
+            import asyncio
+
+            self._streams[number] = values, asyncio.Lock()
+        elif isinstance(values, Iterator):
+            self._streams[number] = values, None
+        else:
+            raise MeshUsageError(
+                f"{name}.{method} returns a {type(values).__name__} and yields no values: call "
+                f"{name}.{method}(...)"
+            )
+
+    def advance(self, _: str, __: str, number: int, /) -> Any:
+        """Return the next value of a stream in a tuple; () if it has ended."""
+        if number not in self._streams:
+            return ()
+        values, turn = self._streams[number]
+        if turn is not None:
+            return self._advance_async(number, values, turn)
+        try:
+            return (next(values),)
+        except BaseException as error:
+            del self._streams[number]
+            if isinstance(error, StopIteration):
+                return ()
+            raise
+
+    async def _advance_async(self, number: int, values: Any, turn: asyncio.Lock) -> Any:
+        import asyncio
+
+        try:
+            async with turn:  # values are requested ahead
+                return (await anext(values),) if number in self._streams else ()
+        except BaseException as error:
+            self._streams.pop(number, None)
+            if isinstance(error, (StopAsyncIteration, asyncio.CancelledError)):
+                return ()  # nobody reads it if it was cancelled
+            raise
+
+    def end_stream(self, _: str, __: str, number: int, /) -> Any:
+        """End a stream, and close its generator."""
+        values, turn = self._streams.pop(number, (None, None))
+        if turn is not None:
+            return self._end_async(values, turn)
+        if hasattr(values, "close"):
+            values.close()
+        return None
+
+    async def _end_async(self, values: Any, turn: asyncio.Lock) -> None:
+        async with turn:
+            if hasattr(values, "aclose"):
+                await values.aclose()
+
+    # ---- inside
+
+    def _find(self, name: str) -> Any:
+        if name not in self._objects:
+            raise MeshUsageError(f"this rank has no actor {name!r}: mesh.spawn it again")
+        return self._objects[name]
+
+    def _method(self, name: str, method: str, /) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(self._find(name), method)
+        bind_again(self._missing[name], self._namespace)
+        return found
+
+
+async def _without_value(value: Any) -> None:
+    await value
