@@ -51,6 +51,7 @@ bench: venv
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.training --out benchmarks/training.md
 	$(BIN)/python -m benchmarks.scripts --out benchmarks/scripts.md
+	$(BIN)/python -m benchmarks.actors --out benchmarks/actors.md
 	$(BIN)/python -m benchmarks.group_overhead
 
 faults: venv

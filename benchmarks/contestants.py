@@ -91,3 +91,17 @@ CONTESTANTS = (
     ),
     Contestant("ray", "Ray 2.60.0", "ray_mesh", "torch, ray", peer=RAY),
 )
+
+# Of `benchmarks.actors`.
+ACTORS = (
+    *(one for one in CONTESTANTS if one.name == "lean-call"),
+    Contestant("cellmesh-second", "cellmesh, a second mesh", "cellmesh_second", _OURS),
+    Contestant(
+        "cellmesh-copy", "cellmesh, copies of weights", "cellmesh_copy", f"{_OURS}, {_STEP}"
+    ),
+    Contestant("cellmesh-actors", "cellmesh, actors", "cellmesh_actors", _OURS),
+    Contestant(
+        "monarch-actors", "Monarch 0.7.0", "monarch_actors", "torch, monarch.actor", peer=MONARCH
+    ),
+    Contestant("ray-actors", "Ray 2.60.0", "ray_actors", "torch, ray", peer=RAY),
+)

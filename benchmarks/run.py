@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -40,11 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     contestants = [one for one in CONTESTANTS if not arguments.only or one.name in arguments.only]
     asked_for = [one.name for one in contestants]
-    interpreters, notes = _interpreters(contestants, arguments.envs)
-    contestants = [one for one in contestants if _environment(one) in interpreters]
     machine = describe_machine()
     began = datetime.now().astimezone()
-    samples = _measure(contestants, interpreters, arguments.rounds, arguments.quick, notes)
+    samples, notes = measure_all(contestants, arguments.envs, arguments.rounds, arguments.quick)
     figures = Figures(samples)
     profile = _profile(notes) if "cellmesh" in samples else ""
 
@@ -116,14 +114,12 @@ def _interpreters(
     return interpreters, notes
 
 
-def _measure(
-    contestants: Sequence[Contestant],
-    interpreters: Mapping[str, str],
-    num_rounds: int,
-    quick: bool,
-    notes: list[str],
-) -> dict[str, list[Sample]]:
-    """All rounds; what goes wrong is added to the notes."""
+def measure_all(
+    contestants: Sequence[Contestant], folder: Path, num_rounds: int, quick: bool
+) -> tuple[dict[str, list[Sample]], list[str]]:
+    """All rounds of contestants, whose environments are in a folder; and what went wrong."""
+    interpreters, notes = _interpreters(contestants, folder)
+    contestants = [one for one in contestants if _environment(one) in interpreters]
     samples: dict[str, list[Sample]] = {}
     for number in range(num_rounds):
         first = number % len(contestants) if contestants else 0
@@ -142,7 +138,7 @@ def _measure(
             if outcome.num_left_behind:
                 left = f"{outcome.num_left_behind} processes behind in round {number + 1}"
                 notes.append(f"{contestant.title} left {left}")
-    return samples
+    return samples, notes
 
 
 def _profile(notes: list[str]) -> str:

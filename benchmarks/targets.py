@@ -212,3 +212,28 @@ SCRIPTS_TARGETS = (
         SECONDS,
     ),
 )
+
+# Of `benchmarks.actors`.
+_OF_MESH, _OF_ACTOR = ("cellmesh-actors", "call_s"), ("cellmesh-actors", "method_s")
+ACTORS_TARGETS = (
+    *(
+        Target(
+            f"second mesh in a {at}",
+            _own(f"{at}_s", "cellmesh-second"),
+            "most",
+            0.15,
+            SECONDS,
+        )
+        for at in ("script", "notebook")
+    ),
+    Target("no-op call on 8 / lean call", _ratio(_OF_MESH, _LEAN), "most", 1.4),
+    Target(
+        "call beside calls that wait / without them",
+        _ratio(("cellmesh-actors", "call_beside_s"), _OF_MESH),
+        "most",
+        1.3,
+    ),
+    Target("memcpys / copy to whole models", _own("whole_share", "cellmesh-copy"), "least", 0.4),
+    Target("memcpys / copy to TP", _own("parallel_share", "cellmesh-copy"), "least", 0.4),
+    Target("heal beside calls that wait", _own("heal_s", "cellmesh-actors"), "most", 0.5, SECONDS),
+)

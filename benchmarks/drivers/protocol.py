@@ -32,6 +32,7 @@ class Counts:
 FULL = Counts(num_warmups=50, num_calls=300, num_pipelined=1000, num_transfers=7)
 QUICK = Counts(num_warmups=20, num_calls=100, num_pipelined=300, num_transfers=3)
 SMALL_ARGUMENT = bytes(1024)
+NUM_SENDS = 1000  # without results
 
 
 def elapsed_s(action: Callable[[], object]) -> float:

@@ -4,9 +4,10 @@ rank.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray  # type: ignore[import-not-found]
@@ -27,8 +28,9 @@ class Worker:
         return array.nbytes, float(array[-1])
 
 
-def measure(num_ranks: int, counts: Counts) -> Sample:
-    """Each array is put once, and its object freed when all have seen it."""
+@contextlib.contextmanager
+def open_ray(num_ranks: int) -> Iterator[None]:
+    """Ray on this machine, with a CPU for an actor of each rank."""
     # A token of its own, as Ray would else write one into the user's home.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     ray.init(
@@ -39,6 +41,14 @@ def measure(num_ranks: int, counts: Counts) -> Sample:
         _node_ip_address="127.0.0.1",
     )
     try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def measure(num_ranks: int, counts: Counts) -> Sample:
+    """Each array is put once, and its object freed when all have seen it."""
+    with open_ray(num_ranks):
         workers = [ray.remote(Worker).remote() for _ in range(num_ranks)]
 
         def push(array: Any) -> Sequence[Seen]:
@@ -48,8 +58,6 @@ def measure(num_ranks: int, counts: Counts) -> Sample:
 
         ray.get([worker.__ray_ready__.remote() for worker in workers])
         return time_push(push, num_ranks, counts)
-    finally:
-        ray.shutdown()
 
 
 if __name__ == "__main__":
