@@ -91,6 +91,8 @@ class WeightsHandler:
         return None
 
     def _find(self, expression: str) -> dict[str, Found]:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # also work on streams for which a copy would not wait
         code = compile(expression.strip(), "<expression>", "eval")
         return find_tensors(eval(code, self._context.shell.user_ns))
 

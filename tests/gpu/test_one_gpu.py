@@ -148,6 +148,16 @@ def test_ddp_steps_on_after_a_death(runtime_dir: Path, note: Note) -> None:
         note("rank 1 was killed and replaced, rank 0's names copied to it; the same losses follow")
 
 
+def test_weights_are_copied_between_devices(mesh: cm.Mesh, note: Note) -> None:
+    mesh.cell(MODELS)
+    mesh.cell("plain = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)")
+    mesh.cell("step(0, (fsdp,))")
+    mesh.copy("fsdp", to=mesh[1:], into="plain").result()
+    whole = mesh.pull("[p.full_tensor().tolist() for p in fsdp.parameters()]").list
+    assert mesh.pull("[p.tolist() for p in plain.parameters()]").list[1:] == whole[1:]
+    note("FSDP2's parameters on ranks 0-3 are those of a plain model on ranks 1-3, after a copy")
+
+
 def test_the_inspector_and_memory_of_tensors_on_the_device(mesh: cm.Mesh, note: Note) -> None:
     mesh.cell("held = torch.arange(1 << 20, dtype=torch.float32, device=device) + rank")
     facts = mesh.inspect("held")

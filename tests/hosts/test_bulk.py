@@ -232,3 +232,26 @@ def test_rank_that_dies_while_its_value_comes_leaves_nothing(
     assert "3" in str(pushing.error)
     mesh.heal()
     assert mesh.pull("'x' in globals()").list == [False, False, True, False]
+
+
+def test_weights_are_copied_from_host_to_host(mesh: cm.Mesh, machines: list[Host]) -> None:
+    mesh.cell(
+        "from torch.distributed.tensor import Shard, distribute_tensor\n"
+        "import torch\n"
+        "x = distribute_tensor(torch.arange(3e6).view(3, -1), mesh, [Shard(1)])\n"
+        "y = torch.zeros(3, 1_000_000)"
+    )
+    assert mesh.copy("x", to=mesh[2:], into="y").result() == {2: 1, 3: 1}
+    assert mesh.pull("float(y.double().sum())").list == [0.0, 0.0, *[3e6 * (3e6 - 1) / 2] * 2]
+    pids = mesh.run(lambda: __import__("os").getpid()).list
+    mesh.cell("y.zero_(); z = torch.ones(4 << 20); w = torch.zeros(4 << 20)")
+    machines[1].slow_down("100mbit")
+    copying = mesh[0].copy("z", to=mesh[2:], into="w")
+    await_begin([machines[1]], MB)
+    machines[1].inside("kill", "-9", str(pids[3]))
+    with pytest.raises((cm.RankFailure, cm.RankDied), match="rank 3"):
+        copying.result(WAIT_S)
+    machines[1].mend()
+    assert mesh[2].pull("w.any().item()") is False
+    mesh.heal()
+    mesh.cell("x = y = z = w = None")

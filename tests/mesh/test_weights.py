@@ -13,6 +13,7 @@ import torch
 
 import cellmesh as cm
 from cellmesh.errors import MeshUsageError, RanksInterrupted
+from tests.support.run_cases import beside, press_stop_once_main_waits_in
 
 SOURCE = """
 import os, torch
@@ -148,26 +149,55 @@ def test_what_does_not_fit_is_refused_and_nothing_is_copied(four: cm.Mesh, two: 
     assert all(torch.equal(after[r][n], before[r][n]) for r in after for n in after[r])
 
 
-def test_a_copy_to_a_busy_mesh_waits_and_can_be_interrupted(
+def test_a_copy_waits_for_busy_ranks_and_can_be_interrupted(
     four: cm.Mesh, two: cm.Mesh, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
+    wait = f"with open({str(gate)!r}) as gate: fcntl.flock(gate, fcntl.LOCK_SH)"
+    step = "[each.data.add_(1) for each in plain.parameters()]"
     with gate.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        busy = two.submit_cell(
-            f"import fcntl\nwith open({str(gate)!r}) as gate: fcntl.flock(gate, fcntl.LOCK_SH)"
-        )
-        copying, other = (four.copy("ddp", to=two, into="plain") for _ in range(2))
-        with pytest.raises(TimeoutError, match="copy of 'ddp' has not ended"):
+        busy = [
+            two.submit_cell(f"import fcntl\n{wait}"),
+            four.submit_cell(f"import fcntl\n{step}\n{wait}\n{step}"),
+        ]
+        copying, pressed, other = (four.copy("plain", to=two) for _ in range(3))
+        with pytest.raises(TimeoutError, match="copy of 'plain' has not ended"):
             copying.result(timeout_s=0.05)
         assert copying.cancel()
+        with (
+            beside(lambda: press_stop_once_main_waits_in("_attend")),
+            pytest.raises(RanksInterrupted, match="interrupted: nothing was copied"),
+        ):
+            pressed.result()
         with pytest.raises(RanksInterrupted, match="interrupted: nothing was copied"):
             copying.result()
         assert not copying.cancel()
         assert not other.done()
-    busy.result()
+    for run in busy:
+        run.result()
     assert other.result() == {0: 9, 1: 9}
-    assert is_equal(four, "ddp", two, "plain")
+    assert is_equal(four, "plain", two, "plain")  # after both halves of the step
+
+
+def test_targets_that_work_meanwhile_see_old_or_new_values(four: cm.Mesh, two: cm.Mesh) -> None:
+    def seen() -> set[float]:
+        return {value for each in plain.parameters() for value in each.unique().tolist()}  # type: ignore[name-defined]  # noqa: F821
+
+    two.cell("[each.data.fill_(0) for each in plain.parameters()]")
+    samples = []
+    for number in range(1, 9):
+        four.cell(f"[each.data.fill_({number}) for each in plain.parameters()]")
+        copying = four.copy("plain", to=two)
+        samples += [two.submit(seen)]
+        while not copying.done():
+            samples += [two.submit(seen)]
+            samples[-1].result()
+        samples += [two.submit(seen)]
+        for each in samples:
+            assert all(values in ({number - 1}, {number}) for values in each.result().values())
+        assert set(map(tuple, samples[-1].result().values())) == {(number,)}
+        samples.clear()
 
 
 def test_nothing_is_copied_if_a_rank_fails_before_all_hold_their_parts(
