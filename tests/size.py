@@ -203,7 +203,7 @@ FEATURES = (
     ),
     Feature(
         "actors",
-        440,
+        490,
         "wire/nests.py controller/actors.py workers/rank/actors.py",
     ),
     Feature(

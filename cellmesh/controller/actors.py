@@ -12,6 +12,7 @@ import inspect
 import itertools
 import keyword
 import pickle
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,7 @@ class Spawned:
         lost: ranks that have it no longer, as they were replaced.
         num_calls: for each rank, its calls by ``.any`` in flight, and all that it has had.
         why_ended: why there is no such actor any more; "" while there is.
+        lock: of `num_calls`.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Spawned:
     lost: set[int] = field(default_factory=set)
     num_calls: dict[int, tuple[int, int]] = field(default_factory=dict)
     why_ended: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(
         self, operation: str, target: tuple[Any, ...], rank_set: RankSet,
@@ -87,6 +90,15 @@ class Spawned:
         verb = RunCall(0, sent, interleaves=interleaves, of_actor=operation)
         return rank_set.start(verb, title, frames, num_bytes=num_bytes, sink=sink)
 
+    def end(
+        self, operation: str, target: tuple[Any, ...], rank_set: RankSet, interleaves: bool = False
+    ) -> Run[Any] | None:
+        """Start an operation that ends something on those of the ranks that live, if any does."""
+        living = rank_set.part(rank_set.living())
+        if not living.ranks:
+            return None
+        return self.start(operation, target, living, interleaves=interleaves)
+
     def check(self, ranks: Iterable[int]) -> None:
         """Raise an error unless these ranks have the actor.
 
@@ -104,15 +116,17 @@ class Spawned:
 
     def choose(self, ranks: Sequence[int]) -> int:
         """Return the rank with the fewest calls by ``.any`` in flight, and count one more."""
-        rank = min(ranks, key=lambda each: (self.num_calls.get(each, (0, 0)), each))
-        in_flight, total = self.num_calls.get(rank, (0, 0))
-        self.num_calls[rank] = in_flight + 1, total + 1
+        with self.lock:  # calls end on the link's thread
+            rank = min(ranks, key=lambda each: (self.num_calls.get(each, (0, 0)), each))
+            in_flight, total = self.num_calls.get(rank, (0, 0))
+            self.num_calls[rank] = in_flight + 1, total + 1
         return rank
 
     def end_call(self, rank: int) -> None:
         """Record that a call that `choose` has counted has ended."""
-        in_flight, total = self.num_calls[rank]
-        self.num_calls[rank] = in_flight - 1, total
+        with self.lock:
+            in_flight, total = self.num_calls[rank]
+            self.num_calls[rank] = in_flight - 1, total
 
     def note(self, change: Change) -> None:
         """Record a change of the mesh that costs ranks the actor."""
@@ -189,12 +203,14 @@ class Method:
     """
 
     def __init__(self, spawned: Spawned, rank_set: RankSet, name: str) -> None:
-        found = _find(spawned, name)
-        function = getattr(found, "__func__", found)
+        found, function = _find(spawned, name)
         functools.update_wrapper(self, function, updated=())
         self.kind, self._spawned, self._rank_set = spawned.kind, spawned, rank_set
         self._name, self._is_static = name, isinstance(found, staticmethod)
-        self._interleaves = is_async(function) or inspect.isasyncgenfunction(function)
+        inner = inspect.unwrap(
+            found.func if isinstance(found, functools.partialmethod) else function
+        )
+        self._interleaves = is_async(inner) or inspect.isasyncgenfunction(inner)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -317,7 +333,10 @@ class Method:
         return dict(sorted(index_of.items()))
 
     def __repr__(self) -> str:
-        return f"<method {self._spawned.name}.{self._name}{self.__signature__}>"
+        signature = "(...)"
+        with contextlib.suppress(ValueError):  # some of Python's own methods have none
+            signature = str(self.__signature__)
+        return f"<method {self._spawned.name}.{self._name}{signature}>"
 
 
 class Stream(Iterator[Any], AsyncIterator[Any]):
@@ -326,6 +345,7 @@ class Stream(Iterator[Any], AsyncIterator[Any]):
     def __init__(self, method: Method, number: int, ahead: int, args: Any, kwargs: Any) -> None:
         self._method, self._number = method, number
         self._runs = collections.deque[Run[Any]]()  # each makes a value
+        self._is_open = True
         self._sink = current_sink(method._rank_set.session.displays)
         self._opening: Run[Any] | None = self._start("begin_stream", args, kwargs)
         while len(self._runs) < ahead:
@@ -373,12 +393,14 @@ class Stream(Iterator[Any], AsyncIterator[Any]):
             self._runs.append(self._start("advance"))
         else:
             self._runs.clear()
+            self._is_open = False
         return found  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the stream, and close its generator on the ranks; return without waiting."""
         runs, self._runs = self._runs, collections.deque()
-        if runs:  # on the link's thread, as this one may be anywhere if it collects garbage
+        is_open, self._is_open = self._is_open, False
+        if is_open:  # on the link's thread, as this one may be anywhere if it collects garbage
             session = self._method._rank_set.session
             session.runs.post_if_open(functools.partial(self._end, runs))
 
@@ -390,8 +412,10 @@ class Stream(Iterator[Any], AsyncIterator[Any]):
         if self._method._interleaves:
             for run in runs:
                 run.cancel()  # one may wait for ever
+        method = self._method
         with contextlib.suppress(CellmeshError):
-            self._start("end_stream")
+            target = method._name, self._number
+            method._spawned.end("end_stream", target, method._rank_set, method._interleaves)
         return ()
 
 
@@ -432,7 +456,7 @@ def spawn(
     try:
         spawned.start("make", ("__init__", kind), rank_set, args, kwargs).result()
     except BaseException:
-        spawned.start("drop", ("__init__",), rank_set.part(rank_set.living()))
+        spawned.end("drop", ("__init__",), rank_set)
         raise
     actors[name] = spawned
     return Actor(spawned, rank_set.ranks)
@@ -443,9 +467,8 @@ def drop(spawned: Spawned) -> None:
     session = spawned.rank_set.session
     spawned.why_ended = "was dropped"
     session.actors.pop(spawned.name, None)
-    living = spawned.rank_set.part(spawned.rank_set.living())
-    if living.ranks:
-        spawned.start("drop", ("drop",), living).result()
+    if (run := spawned.end("drop", ("drop",), spawned.rank_set)) is not None:
+        run.result()
 
 
 def redefine(spawned: Spawned, kind: type) -> None:
@@ -492,8 +515,8 @@ def _methods_of(kind: type) -> list[str]:
     ]
 
 
-def _find(spawned: Spawned, name: str) -> Any:
-    """Return a public method as its class has it.
+def _find(spawned: Spawned, name: str) -> tuple[Any, Any]:
+    """Return a public method as its class has it, and its function.
 
     Raises:
         NoMethodError: there is none of this name.
@@ -504,8 +527,8 @@ def _find(spawned: Spawned, name: str) -> Any:
             f"{kind.__name__}.{name} is private, and a handle calls public methods only"
         )
     found = inspect.getattr_static(kind, name, None)
-    if callable(getattr(found, "__func__", found)):
-        return found
+    if callable(function := getattr(kind, name, None)):
+        return found, getattr(found, "__func__", function)
     what = "no method" if found is None else f"no method of that name, but a {type(found).__name__}"
     raise NoMethodError(
         f"{kind.__name__} has {what}: {name!r}{did_you_mean(name, _methods_of(kind))}. A handle "

@@ -51,9 +51,9 @@ class RankSet:
         return RankSet(self.session, ranks, is_single)
 
     def living(self) -> list[int]:
-        """Return the ranks that are not dead."""
-        dead = self.session.dead_ranks
-        return [rank for rank in self.ranks if rank not in dead]
+        """Return the ranks that are not dead, and that a resize has left."""
+        dead, num_ranks = self.session.dead_ranks, self.session.num_ranks
+        return [rank for rank in self.ranks if rank < num_ranks and rank not in dead]
 
     def start(
         self,
@@ -166,7 +166,8 @@ def dump_call(
     try:
         return dumps((function, args, kwargs), name, loaded.reducer())
     except MeshUsageError:
-        dumps(function, name, loaded.reducer())  # to name the part in the error
+        for part in function if isinstance(function, tuple) else (function,):
+            dumps(part, getattr(part, "__qualname__", name), loaded.reducer())  # to name the part
         for position, value in enumerate(args):
             dumps(value, f"argument {position} of {name}", loaded.reducer())
         for key, value in kwargs.items():

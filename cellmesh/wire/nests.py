@@ -1,7 +1,11 @@
-"""Tensors and arrays in nested tuples, lists and dicts: those whose rows ranks share."""
+"""Tensors and arrays in nested tuples, lists, dicts and dataclasses: those whose rows ranks
+share.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,12 +27,36 @@ def map_rows(value: Any, act: Callable[[Any], Any]) -> Any:
     """Return a nest with each tensor and array in it replaced by what `act` returns for it."""
     if is_rows(value):
         return act(value)
+    if (members := _members(value)) is None:
+        return value
+    return _rebuild(value, {key: map_rows(each, act) for key, each in members.items()})
+
+
+def _members(value: Any) -> dict[Any, Any] | None:
+    """Return the members of a nest by key, position or field; None for any other value."""
     if isinstance(value, dict):
-        return {key: map_rows(each, act) for key, each in value.items()}
+        return value
     if isinstance(value, (tuple, list)):
-        parts = [map_rows(each, act) for each in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+        return dict(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    return None
+
+
+def _rebuild(nest: Any, members: dict[Any, Any]) -> Any:
+    """Return a nest of the same class with other members."""
+    kind = type(nest)
+    if kind is dict:
+        return members
+    if isinstance(nest, (tuple, list)):
+        return kind(*members.values()) if hasattr(nest, "_fields") else kind(members.values())
+    rebuilt = copy.copy(nest)
+    if isinstance(nest, dict):
+        rebuilt.update(members)
+        return rebuilt
+    for name, member in members.items():
+        object.__setattr__(rebuilt, name, member)  # a dataclass may be frozen
+    return rebuilt
 
 
 def split_rows(value: Any, index: int, num_parts: int) -> Any:
@@ -70,18 +98,26 @@ def check_rows(value: Any, num_parts: int, name: str) -> None:
 def join_rows(parts: Sequence[Any]) -> Any:
     """Join the results of several ranks: tensors and arrays along dim 0 (numbers among them are
     stacked), those of nests one by one; any other value becomes a list with the value of each part.
+
+    Raises:
+        MeshUsageError: tensors have sizes that cannot be joined.
     """
     first = parts[0]
-    if is_rows(first):
+    if all(map(is_rows, parts)):
         module: Any = sys.modules["torch" if hasattr(first, "untyped_storage") else "numpy"]
+        shapes = [tuple(part.shape) for part in parts]
+        if len({shape[1:] for shape in shapes} | {len(shape) for shape in shapes}) > 2:
+            raise MeshUsageError(
+                f"tensors of the shapes {', '.join(map(str, shapes))} cannot be joined along "
+                "dim 0: `run.gather()[0]` has the value of each rank"
+            )
         return (module.concatenate if len(first.shape) else module.stack)(tuple(parts))
-    is_nest = any(type(part) is not type(first) for part in parts) is False
-    if is_nest and isinstance(first, dict) and all(part.keys() == first.keys() for part in parts):
-        return {key: join_rows([part[key] for part in parts]) for key in first}
-    if is_nest and isinstance(first, (tuple, list)) and len({*map(len, parts)}) == 1:
-        found: list[Any] = []
-        map_rows(first, found.append)
-        if found:
-            joined = [join_rows(column) for column in zip(*parts, strict=True)]
-            return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
-    return [*parts]
+    nests = [each for part in parts if (each := _members(part)) is not None]
+    is_alike = len(nests) == len(parts) and len({*map(type, parts)}) == 1
+    if not is_alike or any(each.keys() != nests[0].keys() for each in nests):
+        return [*parts]
+    found: list[Any] = []
+    map_rows(first, found.append)
+    if not found and not isinstance(first, dict):
+        return [*parts]
+    return _rebuild(first, {key: join_rows([each[key] for each in nests]) for key in nests[0]})

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 import hashlib
 import io
 import linecache
@@ -154,6 +155,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if reduced is not NotImplemented:
                 return reduced
         kind = type(obj)
+        if kind is functools.cached_property:  # has a lock until Python 3.12
+            state = {name: value for name, value in vars(obj).items() if name != "lock"}
+            return kind, (obj.func,), state
         if kind.__module__ in _ARRAY_MODULES or (
             kind is types.FunctionType and obj.__module__ == _TORCH_REBUILDS
         ):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +16,10 @@ from cellmesh.errors import MeshUsageError, RankFailure
 from tests.mesh.conftest import Recorder
 
 WAIT_S = 60.0
+
+
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(function)(lambda *args: function(*args))
 
 
 class Counter:
@@ -63,6 +70,21 @@ class Counter:
     @staticmethod
     def twice(number: int) -> int:
         return 2 * number
+
+    @wrapped
+    async def echo(self, name: str) -> str:
+        return await self.wait(name)
+
+    @wrapped
+    async def pings(self) -> Any:
+        yield 1
+        await self.wait("never")
+
+    add_ten = functools.partialmethod(add, 10)
+
+    @classmethod
+    def title(cls) -> str:
+        return cls.__name__
 
     _private = add
     kind = "a counter"
@@ -164,6 +186,28 @@ def test_a_stream_of_an_async_generator_is_closed_as_it_waits(mesh: cm.Mesh, cou
 
     assert asyncio.run(read()) == [0, 1]
     mesh[3].cell("import asyncio\nwhile 'closed' not in counter.log: await asyncio.sleep(0)")
+
+
+def test_methods_may_be_decorated_and_partial(mesh: cm.Mesh, counter: Any) -> None:
+    run, stream = counter.echo.submit("soon"), counter.pings.stream()
+    assert next(stream).list == [1] * 4
+    assert counter.add_ten().list == [10] * 4
+    assert counter.title().list == ["Counter"] * 4
+    counter.let_go("soon")
+    assert run.result(WAIT_S).list == ["soon"] * 4
+    made: Any = mesh.spawn(dict, name="made", a=1)
+    assert made.get("a").list == [1] * 4
+    assert repr(made.update) == "<method made.update(...)>"
+
+
+def test_a_stream_is_closed_though_its_actor_was_dropped(mesh: cm.Mesh, counter: Any) -> None:
+    stream = counter.values.stream(100, ahead=1)
+    assert next(stream).list == [0] * 4
+    mesh.cell("log = counter.log")
+    mesh.drop(counter)
+    with pytest.raises(MeshUsageError, match="counter was dropped"):
+        next(stream)
+    assert {each[-1] for each in mesh.pull("log").list} == {"closed"}
 
 
 def test_a_method_that_a_class_lacks_is_refused(counter: Any) -> None:
@@ -275,6 +319,12 @@ def test_what_cannot_be_an_actor_is_refused(mesh: cm.Mesh) -> None:
         mesh.spawn(Counter())  # type: ignore[arg-type]
     with pytest.raises(MeshUsageError, match=r"argument 0 of counter.__init__"):
         mesh.spawn(Counter, (i for i in range(3)))
+
+    class Locked:
+        lock = threading.Lock()
+
+    with pytest.raises(MeshUsageError, match=r"Locked' cannot be pickled: .*Locked\.lock is"):
+        mesh.spawn(Locked)
 
 
 def test_output_of_a_method_is_that_of_its_call(mesh: cm.Mesh, counter: Any) -> None:

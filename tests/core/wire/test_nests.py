@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,12 @@ class Batch(NamedTuple):
     scale: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    tokens: Any
+    scale: float
+
+
 LEAVES = st.one_of(
     st.integers(1, 3).map(lambda n: torch.arange(12.0 * n).reshape(12, n)),
     st.just(np.arange(12)),
@@ -30,6 +38,8 @@ NESTS = st.recursive(
         st.dictionaries(st.text(max_size=2), inner, min_size=1, max_size=3),
         st.tuples(inner, inner),
         inner.map(lambda each: Batch(each, 0.5)),
+        inner.map(lambda each: Sample(each, 0.5)),
+        inner.map(lambda each: collections.OrderedDict(each=each)),
     ),
     max_leaves=6,
 )
@@ -42,8 +52,14 @@ def test_joined_parts_are_the_whole(nest: Any, num_parts: int) -> None:
     def same(one: Any, other: Any) -> bool:
         if isinstance(one, (torch.Tensor, np.ndarray)):
             return type(one) is type(other) and bool((one == other).all())
+        if isinstance(one, Sample):
+            return same(one.tokens, other.tokens) and same(one.scale, other.scale)
         if isinstance(one, dict):
-            return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+            return (
+                type(one) is type(other)
+                and one.keys() == other.keys()
+                and all(same(one[key], other[key]) for key in one)
+            )
         if isinstance(one, (list, tuple)):
             return type(one) is type(other) and all(map(same, one, other))
         return bool(other == [one] * num_parts)
@@ -58,6 +74,15 @@ def test_results_without_tensors_are_listed_and_numbers_stacked() -> None:
     assert joined["text"] == [["a"], ["a", "a"]]
     assert join_rows([1, None]) == [1, None]
     assert join_rows([[torch.ones(1)], [torch.ones(1)] * 2])[1] == [torch.ones(1)] * 2
+    assert join_rows([torch.ones(1), None]) == [torch.ones(1), None]
+    assert join_rows([Sample(1, 2), Sample(3, 4)]) == [Sample(1, 2), Sample(3, 4)]
+
+
+def test_tensors_whose_other_sizes_differ_are_not_joined() -> None:
+    with pytest.raises(MeshUsageError, match=r"shapes \(2, 3\), \(2, 4\) .*run.gather"):
+        join_rows([{"tokens": torch.ones(2, 3)}, {"tokens": torch.ones(2, 4)}])
+    with pytest.raises(MeshUsageError, match=r"shapes \(2,\), \(\)"):
+        join_rows([torch.ones(2), torch.tensor(1.0)])
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,18 @@ PLAIN = st.recursive(
 )
 
 
+def test_a_class_with_a_cached_property_travels(notebook: types.ModuleType) -> None:
+    source = """
+import functools
+class Model:
+    @functools.cached_property
+    def size(self):
+        return 3
+"""
+    made = travel(define(notebook, source, "Model"))()
+    assert (made.size, vars(made)) == (3, {"size": 3})
+
+
 @given(PLAIN)
 def test_plain_values_travel(value: Any) -> None:
     assert travel(value) == value
