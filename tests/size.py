@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",
-        1190,
+        1200,
         "wire/",
     ),
     Feature(
@@ -120,7 +120,7 @@ FEATURES = (
     ),
     Feature(
         "prestart",
-        530,
+        560,
         "controller/session/launch/prestart.py workers/prestart.py wire/waiting.py",
     ),
     Feature(
@@ -223,7 +223,7 @@ FEATURES = (
     ),
     Feature(
         "zygote",
-        270,
+        305,
         "workers/zygote.py",
     ),
     Feature(

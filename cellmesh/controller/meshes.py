@@ -15,15 +15,20 @@ _GPUS = "/proc/driver/nvidia/gpus"
 
 if TYPE_CHECKING:
     from .mesh import Mesh
+    from .session.launch.prestart import Prestart
 
 
 class Meshes(Mapping[str, "Mesh"]):
     """The meshes that this process has started or attached to, by name, oldest first; those that
     have ended or been left are not in it.
+
+    Attributes:
+        zygotes: of meshes that this process has started without a waiting zygote, by name.
     """
 
     def __init__(self) -> None:
         self._all: dict[str, Mesh] = {}
+        self.zygotes: dict[str, Prestart] = {}
         self._last_shown = ""
 
     def add(self, mesh: Mesh) -> None:
@@ -60,6 +65,11 @@ class Meshes(Mapping[str, "Mesh"]):
 
     def __repr__(self) -> str:
         return f"<meshes: {'; '.join(map(str, self.values())) or 'none'}>"
+
+    def zygote(self) -> Prestart | None:
+        """Return the zygote of a living mesh, from which another one can be forked, if any."""
+        newest_first = reversed(self.zygotes.items())
+        return next((each for name, each in newest_first if name in self), None)
 
     def gpus(self, given: Sequence[str], but: str = "") -> dict[str, Sequence[str]]:
         """Return the GPUs that the ranks of each mesh use, except one mesh's."""

@@ -11,8 +11,10 @@ well.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -64,6 +66,18 @@ def claim(mark: str = "", owner: int | None = None) -> None:
         ctypes.memmove(begin + at, entry[1:], len(entry) - 1)
     if mark:
         os.environ[VARIABLE] = value
+
+
+def is_apart(pid: int, mark: str) -> bool:
+    """Return whether a process below the agent or the guardian of a mesh is the guardian of another
+    mesh, which was forked from the zygote of that one: it owns another mark.
+
+    Args:
+        pid: process number of a child.
+        mark: mark of the mesh.
+    """
+    own = re.search(rf"\0{VARIABLE}=(\w+):{pid:07}\0".encode(), _environment(pid) + b"\0")
+    return own is not None and own[1] != mark.encode()
 
 
 def carriers(value: str) -> list[int]:
@@ -146,15 +160,19 @@ def _end(pid: int, value: str, timeout_s: float) -> None:
 
 
 def _carries(pid: int, value: str) -> bool:
+    return f"\0{VARIABLE}={value}".encode() in _environment(pid)
+
+
+def _environment(pid: int) -> bytes:
     try:
-        environment = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+        return b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # it has ended, or is another user's
-        return False
-    return f"\0{VARIABLE}={value}".encode() in environment
+        return b""
 
 
-READY = b"ready"
 _NAME = "zygote-of-"
+# Descriptors that a request to fork a mesh is sent with.
+NUM_DESCRIPTORS = 3
 
 
 class StartMesh(msgspec.Struct, frozen=True):
@@ -162,13 +180,26 @@ class StartMesh(msgspec.Struct, frozen=True):
     for the guardian's stdout, a log file for its stderr.
 
     The request is in a third file, as an environment may be larger than a message. `needs`: of a
-    shell's mesh; a notebook compares its conditions itself.
+    shell's mesh; a notebook compares its conditions itself. `policy`: how the kernel's or the
+    shell's process is scheduled.
     """
 
     ticket_path: str
     cwd: bytes
     environment: dict[bytes, bytes]
     needs: Needs | None = None
+    policy: int = os.SCHED_OTHER
+
+
+def read_order(descriptors: Sequence[int]) -> StartMesh:
+    """Return the request that was sent to a zygote with these `NUM_DESCRIPTORS` descriptors.
+
+    Raises:
+        OSError: it cannot be read.
+        msgspec.MsgspecError: it is damaged.
+    """
+    data = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
+    return msgspec.msgpack.decode(data, type=StartMesh)
 
 
 def argument(root: Path, kernel_pid: int) -> str:

@@ -18,10 +18,17 @@ import msgspec
 
 from .host import Process, host_name, is_process, started_ticks
 from .own_file import open_own_directory
+from .process import wait_readable
 from .ticket import runtime_root
 
 # A zygote's answer to a request for which it is to import more first: ask again.
 IMPORTING = "the waiting zygote imports modules"
+READY = b"ready"
+# The socket of a mesh's zygote, from which its controller's next mesh is forked, in the mesh's
+# directory.
+OF_MESH = "zygote.sock"
+# Time limit for the request of a process that has connected: the next one waits for it.
+_REQUEST_S = 5.0
 
 
 class Needs(msgspec.Struct, frozen=True):
@@ -108,6 +115,51 @@ def sweep() -> None:
             find_sockets(directory)
         finally:
             os.close(directory)
+
+
+def listen(directory: int, name: str) -> socket.socket:
+    """Return a socket that listens in an open directory.
+
+    Raises:
+        OSError: the disk is full, or no descriptor is free.
+    """
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        server.bind(address(directory, name))
+        server.listen()
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def accept(server: socket.socket) -> socket.socket:
+    """Return a connection to a process of this user that has sent a request, or has closed it.
+
+    Raises:
+        OSError: the process is another user's, or sends nothing.
+    """
+    connection, _ = server.accept()
+    if is_own_peer(connection):
+        connection.send(READY)
+        if wait_readable([connection.fileno()], _REQUEST_S):
+            return connection
+    connection.close()
+    raise TimeoutError
+
+
+def connect(directory: int, name: str, timeout_s: float) -> socket.socket | None:
+    """Return a connection to a zygote that listens in an open directory; None if it is another
+    user's, or does not accept it in time.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(timeout_s)
+    with contextlib.suppress(OSError):
+        connection.connect(address(directory, name))
+        if is_own_peer(connection) and connection.recv(len(READY)) == READY:
+            return connection
+    connection.close()
+    return None
 
 
 def is_own_peer(connection: socket.socket) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from ..stdlib import open, os, time
 from ..wire.host import process_stat
+from ..wire.marks import is_apart
 from ..wire.process import wait_readable
 
 _PR_SET_PDEATHSIG = 1
@@ -202,10 +203,18 @@ def descendants(pid: int, spared: Collection[int] = ()) -> list[int]:
     return found
 
 
-def end_descendants(spared: Collection[int] = ()) -> None:
-    """Kill and reap all processes below this one, except `spared` ones and their descendants."""
+def end_descendants(mark: str, spared: Collection[int] = ()) -> None:
+    """Kill and reap all processes of a mesh below this one, except `spared` ones and their
+    descendants.
+
+    Args:
+        mark: mark of the mesh; children that are guardians of others are left alone.
+        spared: process numbers.
+    """
     for _ in range(50):  # a process may have forked before it was killed
-        below = descendants(os.getpid(), spared)
+        own = os.getpid()
+        apart = [pid for pid, parent in _parents() if parent == own and is_apart(pid, mark)]
+        below = descendants(own, {*spared, *apart})
         if not below:
             break
         kill(below)

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 from ..stdlib import threading, time
 from ..wire import marks
-from ..wire.environment import SET_BY_MESH, SET_BY_TORCH
+from ..wire.environment import SET_BY_MESH, SET_BY_TORCH, VISIBLE
 from ..wire.modules import is_users
 from ..wire.preload import (
     LEAST_S,
@@ -73,7 +73,7 @@ _MAX_MESSAGE_BYTES = 1 << 16
 # Devices that CUDA and ROCm open for good when they are initialized.
 _DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # Variables that differ between ranks, or between them and the zygote.
-_OWN = SET_BY_MESH - {marks.VARIABLE, "OPENBLAS_NUM_THREADS"} | {"OMP_NUM_THREADS"}
+_OWN = SET_BY_MESH - {marks.VARIABLE, "OPENBLAS_NUM_THREADS"} | {"OMP_NUM_THREADS", VISIBLE}
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..wire import marks
 from ..wire.environment import SET_BY_MESH, SET_BY_TORCH
-from ..wire.marks import READY, StartMesh
+from ..wire.marks import NUM_DESCRIPTORS, StartMesh, read_order
 from ..wire.preload import read_preloads
 from ..wire.process import wait_readable
-from ..wire.waiting import IMPORTING, Needs, find_sockets, is_own_peer, name_socket
+from ..wire.waiting import IMPORTING, READY, Needs, accept, find_sockets, name_socket
 from .agent import (
     agent,  # noqa: F401  (imports the agent's modules before the agent is forked)
     guardian,
@@ -49,10 +50,7 @@ from .zygote import Imported, import_all
 if TYPE_CHECKING:
     from .rank.shell import RankShell
 
-_NUM_DESCRIPTORS = 3
 _IDLE_S = 0.5
-# Time limit for the request of a shell that has connected: the next one waits for it.
-_REQUEST_S = 5.0
 # Variables that libraries read when they are loaded; those that Python code reads are recorded.
 _READ_BY_LIBRARIES = (
     *("LD_", "PYTHON", "PYZMQ", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "TORCH", "PYTORCH"),
@@ -112,7 +110,7 @@ def main(argument: str, *_: str) -> None:
 
 
 def _set_policy(policy: int) -> None:
-    with contextlib.suppress(PermissionError):  # the kernel's policy is SCHED_IDLE
+    with contextlib.suppress(OSError):  # the kernel's policy is SCHED_IDLE, or a real-time one
         os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
@@ -146,20 +144,6 @@ class Shells:
                 if each.process.pid == self.pid:
                     os.rename(each.name, name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
             os.utime(name, dir_fd=self.directory)
-
-    def accept(self, server: socket.socket) -> socket.socket:
-        """Return a connection to a process of this user that has sent a request, or has closed it.
-
-        Raises:
-            OSError: the process is another user's, or sends nothing.
-        """
-        connection, _ = server.accept()
-        if is_own_peer(connection):
-            connection.send(READY)
-            if wait_readable([connection.fileno()], _REQUEST_S):
-                return connection
-        connection.close()
-        raise TimeoutError
 
     def take(self, order: StartMesh) -> str:
         """Return why a mesh cannot be forked; "" if it can, once all is imported."""
@@ -280,9 +264,9 @@ class _Waiting:
             # The closed pipe shows it if there is no process or memory, or the request is damaged.
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 if self._shells is not None:
-                    connection = stack.enter_context(self._shells.accept(self._server))
-                data, descriptors = receive_descriptors(connection, 1, _NUM_DESCRIPTORS)
-                if len(descriptors) == _NUM_DESCRIPTORS:
+                    connection = stack.enter_context(accept(self._server))
+                data, descriptors = receive_descriptors(connection, 1, NUM_DESCRIPTORS)
+                if len(descriptors) == NUM_DESCRIPTORS:
                     self._fork(descriptors, connection)
             for number in descriptors:
                 os.close(number)
@@ -290,9 +274,8 @@ class _Waiting:
 
     def _fork(self, descriptors: Sequence[int], connection: socket.socket) -> None:
         """Fork a mesh's guardian, or write to its pipe why it is not forked."""
-        request, pipe, _ = descriptors
-        data = os.pread(request, os.fstat(request).st_size, 0)
-        order = msgspec.msgpack.decode(data, type=StartMesh)
+        _, pipe, _ = descriptors
+        order = read_order(descriptors)
         if self._shells is not None:
             problem = self._shells.take(order)
             self._learn()
@@ -308,17 +291,26 @@ class _Waiting:
         imported = Imported(self._shell, self._loading.has)
         pid = os.fork()
         if pid == 0:
-            run_and_exit(functools.partial(_become_guardian, order, descriptors, own, imported))
+            run_and_exit(functools.partial(become_guardian, order, descriptors, own, imported))
         self.watch([pid])
 
 
-def _become_guardian(
+def become_guardian(
     order: StartMesh, descriptors: Sequence[int], own: Iterable[int], imported: Imported
 ) -> int:
+    """Be the guardian of a mesh, in a process that was forked for it; return its exit code.
+
+    Args:
+        order: the request for the mesh.
+        descriptors: those that were sent with it.
+        own: those of the parent, which are closed.
+        imported: what the parent has imported.
+    """
     for number in own:
         os.close(number)
     os.setsid()
-    _set_policy(os.SCHED_OTHER)
+    marks.claim(os.urandom(8).hex())  # not the parent's, and found by `is_apart`
+    _set_policy(order.policy)
     if order.needs is not None:
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             is_ignored = number in order.needs.ignored

@@ -35,9 +35,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import HostError
-from ..wire import marks
+from ..wire import marks, waiting
 from ..wire.environment import VISIBLE, Surroundings
 from ..wire.host import same_release
+from ..wire.own_file import open_own_directory
 from ..wire.process import wait_readable
 from ..wire.ticket import Ticket, read_ticket
 from .linux_process import (
@@ -187,10 +188,11 @@ def serve_agent(descriptor: int, ticket_path: str, imported: Imported | None = N
         kind = "" if isinstance(error, HostError) else f"{type(error).__name__}: "
         _tell(agent, ZygoteFailed(f"{kind}{error}"))
         raise
+    sockets = (agent, *_listen(ticket))
     num_threads = len(os.listdir("/proc/self/task"))
     _tell(agent, ZygoteReady(num_gpus, num_threads, has.describe()))
     stages = list_stages(ticket.learned) if ticket.learned_list else []
-    _serve(agent, shell, Loading(stages, ticket.learned_list, str(ticket.path), has=has))
+    _serve(sockets, shell, Loading(stages, ticket.learned_list, str(ticket.path), has=has))
     _tidy_up(ticket)
 
 
@@ -323,14 +325,40 @@ def _count_gpus(ticket: Ticket) -> int:
     return num_gpus
 
 
-def _serve(agent: socket.socket, shell: RankShell, loading: Loading) -> None:
-    """Fork processes on the agent's requests, until the agent's socket closes; import more modules
-    between them.
+def _listen(ticket: Ticket) -> Sequence[socket.socket]:
+    """Listen for the mesh's controller, whose next mesh may be forked from this process, too;
+    return no socket for a mesh on many hosts.
     """
+    if ticket.host is not None:
+        return ()
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # the disk is full
+        stack.callback(os.close, directory := open_own_directory(Path(ticket.directory), False))
+        with contextlib.suppress(FileNotFoundError):  # that of a zygote which has ended
+            os.unlink(waiting.OF_MESH, dir_fd=directory)
+        return [waiting.listen(directory, waiting.OF_MESH)]
+    return ()
+
+
+def _serve(sockets: Sequence[socket.socket], shell: RankShell, loading: Loading) -> None:
+    """Fork processes on the agent's requests, until the agent's socket closes, and other meshes on
+    those of the mesh's controller; import more modules between them.
+
+    Args:
+        sockets: the connection to the agent, and those that listen for the controller.
+        shell: the ranks' shell.
+        loading: the modules to import.
+    """
+    agent, *servers = sockets
     decoder, pause_s = msgspec.msgpack.Decoder(Request), _IDLE_S
     while True:
-        numbers = (agent.fileno(), *loading.descriptors())
-        if agent.fileno() not in wait_readable(numbers, min(loading.limits(pause_s), default=None)):
+        numbers = [*(each.fileno() for each in sockets), *loading.descriptors()]
+        ready = wait_readable(numbers, min(loading.limits(pause_s), default=None))
+        if asked := [each for each in servers if each.fileno() in ready]:
+            # The closed pipe shows it if there is no process or memory.
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                _fork_mesh(asked[0], numbers, Imported(shell, loading.has))
+            continue
+        if agent.fileno() not in ready:
             outcome = loading.go_on()
             if isinstance(outcome, int):  # the copy has served until now
                 os._exit(os.waitstatus_to_exitcode(outcome) & 0xFF)
@@ -352,7 +380,7 @@ def _serve(agent: socket.socket, shell: RankShell, loading: Loading) -> None:
                 loading.drop_copy()  # it lacks the change
                 _change_surroundings(request.changes)
                 continue
-            forked = _fork_orphans(_list_starts(request, descriptors, shell), agent)
+            forked = _fork_orphans(_list_starts(request, descriptors, shell), sockets)
         except Exception as error:  # out of processes or memory, which may not last
             traceback.print_exc(file=sys.__stderr__)
             forked = Forked([], f"{type(error).__name__}: {error}")
@@ -387,9 +415,33 @@ def _change_surroundings(changes: Surroundings) -> None:
             print(f"ranks keep their working directory: {error}", file=sys.__stderr__, flush=True)
 
 
-def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) -> Forked:
-    """Run each function in a process of its own, without the connection to the agent; each is
-    forked twice, so that the zygote need not wait for its end.
+def _fork_mesh(server: socket.socket, own: Sequence[int], imported: Imported) -> None:
+    """Fork the guardian of another mesh on a request, as an orphan, which the agent adopts."""
+    with waiting.accept(server) as connection:
+        _, descriptors = receive_descriptors(connection, 1, marks.NUM_DESCRIPTORS)
+        try:
+            if len(descriptors) < marks.NUM_DESCRIPTORS:
+                return
+            order = marks.read_order(descriptors)
+            if (middle := os.fork()) == 0:
+                try:  # must not return, or there would be a second zygote
+                    if os.fork() == 0:
+                        numbers = (connection.fileno(), *own)
+                        # Only here, as it imports the agent's modules.
+                        prestart = importlib.import_module(f"{__package__}.prestart")
+                        begin = prestart.become_guardian
+                        run_and_exit(lambda: begin(order, descriptors, numbers, imported))
+                finally:
+                    os._exit(0)
+            os.waitpid(middle, 0)
+        finally:
+            for number in descriptors:
+                os.close(number)
+
+
+def _fork_orphans(starts: Sequence[Callable[[], None]], sockets: Sequence[socket.socket]) -> Forked:
+    """Run each function in a process of its own, without the zygote's sockets; each is forked
+    twice, so that the zygote need not wait for its end.
 
     Several processes, on half of the cores, fork a part each: a fork copies page tables, which
     takes milliseconds.
@@ -399,7 +451,7 @@ def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) ->
     parts = [starts[first : first + size] for first in range(0, len(starts), size)]
     pids: list[int] = []
     problem = ""
-    for wait in [_begin_forks(part, agent) for part in parts]:
+    for wait in [_begin_forks(part, sockets) for part in parts]:
         forked = wait()
         pids += forked.pids
         problem = problem or forked.problem
@@ -407,7 +459,7 @@ def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) ->
 
 
 def _begin_forks(
-    starts: Sequence[Callable[[], None]], agent: socket.socket
+    starts: Sequence[Callable[[], None]], sockets: Sequence[socket.socket]
 ) -> Callable[[], Forked]:
     """Make a process that forks these; return a function that waits for its end."""
     read_end, write_end = os.pipe()
@@ -425,7 +477,7 @@ def _begin_forks(
                 if pid == 0:
                     os.close(read_end)
                     os.close(write_end)
-                    run_and_exit(functools.partial(_run_in_child, start, agent))
+                    run_and_exit(functools.partial(_run_in_child, start, sockets))
                 os.write(write_end, b"%d\n" % pid)
         except OSError as error:
             os.write(write_end, str(error).encode())
@@ -445,8 +497,9 @@ def _begin_forks(
     return wait
 
 
-def _run_in_child(start: Callable[[], None], agent: socket.socket) -> None:
-    agent.close()
+def _run_in_child(start: Callable[[], None], sockets: Sequence[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()

@@ -14,7 +14,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.session.living import find_waiting
-from cellmesh.wire.ticket import runtime_root
+from cellmesh.wire.ticket import read_ticket, runtime_root
 from tests.conftest import check_nothing_left, process_named, processes_of, write_ipython_profile
 
 from .test_kernel import Notebook, open_notebook
@@ -147,9 +147,42 @@ def test_unused_zygote_ends_after_its_time(runtime_dir: Path, tmp_path: Path) ->
         wait_for_end(kept)
 
 
-def test_a_script_has_none(runtime_dir: Path) -> None:
-    with cm.start(1):
-        assert find_waiting(runtime_root()) == []
+def agent_of(name: str) -> psutil.Process:
+    return psutil.Process(read_ticket(runtime_root() / name / "ticket.json").agent_pid)
+
+
+@pytest.mark.usefixtures("starts_cold")
+def test_the_next_mesh_of_a_script_is_forked_from_a_mesh_and_outlives_it(runtime_dir: Path) -> None:
+    visible = "__import__('os').environ.get('CUDA_VISIBLE_DEVICES')"
+    first = cm.start(1, name="first")
+    second = cm.start(1, name="second", gpus="none")
+    assert find_waiting(runtime_root()) == []
+    assert agent_of("first") in agent_of("second").parents()
+    assert [mesh.pull(visible).list for mesh in (first, second)] == [[None], [""]]
+    second.cell("kept = 2")
+    first.restart()
+    command("stop", "first")
+    assert first.rank_set.session.ending
+    third = cm.start(1, name="third")
+    assert agent_of("second") in agent_of("third").parents()
+    third.cell("kept = 3")
+    assert second.pull("kept").list == [2]
+    for process in (agent_of("second"), agent_of("second").parent()):
+        assert process is not None
+        process.kill()
+    assert third.pull("kept").list == [3]
+    third.stop()
+    second.stop()
+    check_nothing_left(runtime_dir)
+
+
+def test_nothing_is_left_of_the_meshes_of_a_killed_script(runtime_dir: Path) -> None:
+    source = "import cellmesh as cm\nfor _ in 'ab': cm.start(1)\nprint(len(cm.meshes))\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", source], **pipes) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "2\n"
+        script.kill()
     check_nothing_left(runtime_dir)
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from cellmesh.controller.session.launch import prestart
 from cellmesh.wire import marks
-from cellmesh.wire.marks import READY
 from cellmesh.wire.process import wait_readable
 from cellmesh.wire.ticket import Ticket
+from cellmesh.wire.waiting import READY
 
 SOCKET, CONDITIONS = "prestart.sock", "prestart.conditions"
 _START = "cellmesh.controller.session.start"

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cellmesh.controller.session.launch.prestart import Prestart, conditions
-from cellmesh.wire.marks import READY
 from cellmesh.wire.ticket import Ticket
+from cellmesh.wire.waiting import READY
 from tests.conftest import FORKED_MARKS
 from tests.support.kernel_prestart import CONDITIONS, SOCKET
 

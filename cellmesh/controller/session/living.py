@@ -318,7 +318,10 @@ def processes_of(ticket: Ticket) -> list[psutil.Process]:
     if is_process(ticket.agent_pid, ticket.agent_ticks):
         with contextlib.suppress(psutil.Error):
             agent = psutil.Process(ticket.agent_pid)
-            pids = [agent.pid, *(child.pid for child in agent.children(recursive=True))]
+            apart = [each for each in agent.children() if marks.is_apart(each.pid, ticket.mark)]
+            others = [*apart, *(below for each in apart for below in each.children(recursive=True))]
+            below = [each for each in agent.children(recursive=True) if each not in others]
+            pids = [agent.pid, *(each.pid for each in below)]
             guardian = agent.parent()
             if guardian is not None and str(ticket.path) in guardian.cmdline():
                 pids.append(guardian.pid)

@@ -19,6 +19,7 @@ from ...wire.options import StartOptions
 from ...wire.ticket import Ticket, runtime_root
 from ..host_list import INVITING
 from ..kernel import own_kernel
+from ..meshes import free_gpus, given_gpus, own_meshes
 from ..options import Options, make_options, read_project_options, working_directory
 from .launch.local import (
     Launcher,
@@ -27,7 +28,7 @@ from .launch.local import (
     ranks_environment,
     spawned,
 )
-from .launch.prestart import Prestart, own_prestart
+from .launch.prestart import MeshZygote, Prestart, own_prestart
 
 if TYPE_CHECKING:
     from ..mesh import Mesh
@@ -66,7 +67,11 @@ def start(
         HostError: a host lacks resources that the mesh needs, or the start takes too long.
     """
     return start_from(
-        own_prestart(), num_ranks, timeout_s=timeout_s, on_progress=on_progress, **given
+        own_prestart() or own_meshes().zygote(),
+        num_ranks,
+        timeout_s=timeout_s,
+        on_progress=on_progress,
+        **given,
     )
 
 
@@ -128,7 +133,6 @@ def start_from(
     except BaseException:
         session.stop()
         raise
-    from ..meshes import own_meshes
     from .guests import accept_guests
 
     mesh = Mesh(session)
@@ -164,8 +168,6 @@ def _choose_gpus(options: Options) -> Options:
     """Have a mesh see the GPUs that no other mesh of this process uses, unless the user has named
     some.
     """
-    from ..meshes import free_gpus, given_gpus, own_meshes
-
     others = own_meshes()
     if not others or options.hosts or options.gpus is not None or VISIBLE in options.env:
         return options
@@ -228,16 +230,21 @@ def _launch(
         agents = HostAgents(ticket, options.hosts, options.command, timeout_s, show)
         end = agents.start()
         return agents.ticket, agents, end
-    # Variables that only ranks get may be read while torch is imported.
-    is_fitting = ranks_environment(options).items() <= os.environ.items()
-    if not (options.prestart and is_fitting):
+    # Variables that only ranks get may be read while torch is imported; not the one for GPUs.
+    own = {name: value for name, value in ranks_environment(options).items() if name != VISIBLE}
+    is_fitting = options.prestart and own.items() <= os.environ.items()
+    is_script = waiting is None or isinstance(waiting, MeshZygote)
+    if not is_fitting:
         waiting = None
     for _ in range(3):  # it may end at this moment, or another one may fit
         if waiting is not None and waiting.prepare(timeout_s, report, options.learns):
             ticket = make_ticket(options)
             with contextlib.suppress(HostError):  # otherwise start without it
                 launcher = forked(ticket, waiting)
-                return ticket, launcher, launcher.start()
-    ticket = make_ticket(options)
-    launcher = spawned(ticket, _import_session)
+                break
+    else:
+        ticket = make_ticket(options)
+        launcher = spawned(ticket, _import_session)
+    if is_fitting and is_script and not options.preload and marks.VARIABLE not in os.environ:
+        own_meshes().zygotes[ticket.name] = MeshZygote(ticket)
     return ticket, launcher, launcher.start()

@@ -150,7 +150,7 @@ class Agent:
 
     def close(self) -> None:
         """End every descendant process, and remove the mesh's directory."""
-        self._faults.guard(linux_process.end_descendants)
+        self._faults.guard(lambda: linux_process.end_descendants(self._ticket.mark))
         if "_code_files" in vars(self):  # else no files were sent
             self._faults.guard(self._code_files.close)
         remove_directory(Path(self._ticket.directory))

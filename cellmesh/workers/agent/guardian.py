@@ -62,7 +62,7 @@ def main(ticket_path: str, imported: Imported | None = None) -> int:
     pid = status = 0
     while pid != agent:
         pid, status = os.wait()
-    linux_process.end_descendants()
+    linux_process.end_descendants(ticket.mark)
     remove_own_directory(ticket)
     return int(status != 0)
 

@@ -121,7 +121,8 @@ class Processes:
         needs_store = not self._supervisor.store_port and owns_store
         store = self._listen() if needs_store else None
         if not order.rejoin:  # all ranks are new: end all processes that the old ones started
-            linux_process.end_descendants({self._zygote.pid, self._store_pid})
+            spared = {self._zygote.pid, self._store_pid}
+            linux_process.end_descendants(self._ticket.mark, spared)
         part = self._ticket.part
         common = {
             "world_size": self._ticket.num_ranks,

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from cellmesh.errors import HostError
+from cellmesh.wire import marks
 from cellmesh.workers import zygote
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process")  # pytest's may have threads
@@ -63,7 +64,7 @@ def test_several_processes_fork_and_one_that_is_killed_loses_its_part_only(
         return pid
 
     monkeypatch.setattr(zygote.os, "fork", fork)
-    forked = zygote._fork_orphans([lambda: None] * 6, agent)
+    forked = zygote._fork_orphans([lambda: None] * 6, [agent])
     assert "".join(str(int(pid > 0)) for pid in forked.pids) == expected
     assert forked.problem == ("" if killed is None else "the process that forks them was killed")
     assert len(set(forked.pids) - {0}) == expected.count("1")
@@ -80,6 +81,41 @@ def test_the_store_is_forked_first_and_each_rank_with_its_own_descriptors(
     for start in zygote._list_starts(request, range(11), Mock()):
         start()
     assert begun == [0, (ranks[0], [1, 2, 3, 4, 5]), (ranks[1], [6, 7, 8, 9, 10])]
+
+
+_END_BELOW = """
+import os, signal, subprocess
+from cellmesh.wire import marks
+from cellmesh.workers import linux_process
+linux_process.become_subreaper()
+own, its = "0" * 16, "1" * 16
+marks.claim(own, 0)
+
+def fork(mark, owner=None):
+    read_end, write_end = os.pipe()
+    if (pid := os.fork()) == 0:
+        marks.claim(mark, owner)
+        below = subprocess.Popen(["sleep", "1000"])
+        os.write(write_end, b"%d" % below.pid)
+        signal.pause()
+    return [pid, int(os.read(read_end, 20))]
+
+guardian = fork(its)
+# A rank, the zygote of a mesh that a rank has started, and one whose mark has another owner.
+others = fork(own) + fork(its, 0) + fork(its, 1)
+cleared = subprocess.Popen(["sleep", "1000"], env={}).pid
+linux_process.end_descendants(own)
+print([os.path.exists(f"/proc/{pid}") for pid in [*guardian, *others, cleared]], flush=True)
+for pid in guardian:
+    os.kill(pid, signal.SIGKILL)
+"""
+
+
+def test_only_the_guardian_of_another_mesh_and_what_is_below_it_outlives_a_mesh() -> None:
+    environment = {**os.environ, marks.VARIABLE: marks.free_value()}
+    command = [sys.executable, "-c", _END_BELOW]
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert run.stdout == f"{[True] * 2 + [False] * 7}\n"
 
 
 _PLACE = """

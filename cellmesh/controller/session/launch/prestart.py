@@ -30,8 +30,8 @@ from ....errors import HostError, MeshUsageError
 from ....wire import marks, waiting
 from ....wire.environment import SET_BY_TORCH
 from ....wire.host import Process, own_version
-from ....wire.marks import READY, StartMesh, argument
-from ....wire.own_file import SecretBytes
+from ....wire.marks import StartMesh, argument
+from ....wire.own_file import SecretBytes, open_own_directory
 from ....wire.process import absolute, isolated_command, wait_readable
 from ....wire.ticket import Ticket, runtime_root
 from ...kernel import own_shell
@@ -155,7 +155,7 @@ class Prestart:
         if os.getpid() != self._owner_pid:  # a child that user code forked
             return False
         with self._lock, contextlib.suppress(OSError):
-            now = conditions(os.environ, sys.path, self._learned if is_preloaded else None)
+            now = self._conditions(is_preloaded)
             self._look(0)
             if self._made_in != now or self._state == "none":
                 self._make(is_preloaded)
@@ -182,7 +182,8 @@ class Prestart:
         Raises:
             HostError: the waiting zygote has ended, or hangs.
         """
-        order = StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb), self._needs)
+        policy = os.sched_getscheduler(0)
+        order = StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb), self._needs, policy)
         text = SecretBytes(msgspec.msgpack.encode(order))  # the environment may have secrets
         read_end, write_end = os.pipe()
         with self._lock, open(read_end, "rb") as pipe:
@@ -215,10 +216,13 @@ class Prestart:
             with self._lock:
                 self._end()
 
+    def _conditions(self, is_preloaded: bool) -> Conditions:
+        return conditions(os.environ, sys.path, self._learned if is_preloaded else None)
+
     def _make(self, is_preloaded: bool) -> None:
         self._end()
         self._read_list(is_preloaded)
-        now = conditions(os.environ, sys.path, self._learned if is_preloaded else None)
+        now = self._conditions(is_preloaded)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._child = self._spawn([theirs.fileno()], sys.path, self._owner_pid)
@@ -231,10 +235,10 @@ class Prestart:
         wait_s = timeout_s if self._state == "importing" else 0
         if wait_readable([self._socket.fileno()], wait_s):
             try:
-                data = self._socket.recv(len(READY))
+                data = self._socket.recv(len(waiting.READY))
             except OSError:
                 data = b""
-            if data == READY:
+            if data == waiting.READY:
                 self._state = "ready"
                 self._look(0)
             else:
@@ -284,6 +288,44 @@ class Prestart:
         return child
 
 
+class MeshZygote(Prestart):
+    """The zygote of a mesh that this process has started, in place of a waiting one: a script's
+    next mesh is forked from it.
+
+    Args:
+        ticket: ticket of the mesh.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        super().__init__(0)
+        self._directory, self._learned = Path(ticket.directory), ticket.learned
+        self._made_in = self._conditions(bool(ticket.learned_list))
+
+    def prepare(
+        self,
+        timeout_s: float,
+        on_wait: Callable[[], object] = lambda: None,
+        is_preloaded: bool = True,
+    ) -> bool:
+        """Connect to the zygote, if a mesh would inherit the same from it as from a new one."""
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            now, limit_s = self._conditions(is_preloaded), min(timeout_s, _ACCEPT_S)
+            if os.getpid() != self._owner_pid or now != self._made_in:
+                return False
+            stack.callback(os.close, directory := open_own_directory(self._directory, False))
+            self._socket = waiting.connect(directory, waiting.OF_MESH, limit_s)
+            if self._socket is None:
+                self._made_in = {}  # it hangs: do not wait again
+        return self._socket is not None
+
+    def start(self, ticket: Ticket, log: int) -> tuple[int, int]:
+        """Fork a mesh's guardian, agent and zygote from the mesh's zygote; see `Prestart.start`."""
+        try:
+            return super().start(ticket, log)
+        finally:
+            self._end()
+
+
 class ShellPrestart(Prestart):
     """The zygotes that wait for the meshes of this user's shells, of which the next mesh is forked
     from one that fits.
@@ -324,14 +366,10 @@ class ShellPrestart(Prestart):
                 self._asked.add(each.process)
                 self._again = timeout_s, on_wait, is_preloaded
                 self._last = each.process
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._socket.settimeout(min(timeout_s, _ACCEPT_S))
-                with contextlib.suppress(OSError):
-                    self._socket.connect(waiting.address(directory, each.name))
-                    if waiting.is_own_peer(self._socket) and self._socket.recv(len(READY)) == READY:
-                        self._state = "ready"
-                        return True
-                self._end()
+                limit_s = min(timeout_s, _ACCEPT_S)
+                if (found := waiting.connect(directory, each.name, limit_s)) is not None:
+                    self._socket, self._state = found, "ready"
+                    return True
         return False
 
     def start(self, ticket: Ticket, log: int) -> tuple[int, int]:
@@ -376,11 +414,9 @@ class ShellPrestart(Prestart):
             by_use = sorted(found, key=lambda each: each.used_at)
             for each in by_use[: max(0, len(found) + 1 - _MAX_WAITING)]:
                 os.kill(each.process.pid, signal.SIGKILL)
-            server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             # At once, so that no other process leaves one, too; with the zygote's name below.
             name = waiting.name_socket(os.getpid())
-            server.bind(waiting.address(directory, name))
-            server.listen()
+            server = stack.enter_context(waiting.listen(directory, name))
             of_shells = {"directory": directory, "conditions": needs.conditions}
             numbers = [server.fileno(), directory]
             child = self._spawn(numbers, self._path, 0, **of_shells, owner=os.getpid())

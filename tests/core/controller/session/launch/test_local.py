@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,9 +20,10 @@ from cellmesh.controller.session.launch.local import (
     describe_full_disk,
     make_ticket,
 )
-from cellmesh.controller.session.launch.prestart import conditions
+from cellmesh.controller.session.launch.prestart import MeshZygote, conditions
 from cellmesh.controller.session.start import read_options
 from cellmesh.errors import HostError
+from cellmesh.wire import waiting
 from cellmesh.wire.host import started_ticks
 from cellmesh.wire.marks import argument, kernel_of
 from cellmesh.wire.ticket import remove_directory
@@ -106,6 +108,28 @@ def test_another_torch_matters_and_another_directory_on_the_path_does_not(tmp_pa
     assert other != before
     os.utime(torch, (1, 1))  # as when it is installed again
     assert conditions({}, [str(tmp_path), *sys.path]) not in (before, other)
+
+
+def test_a_mesh_is_forked_from_the_zygote_of_another_where_nothing_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    zygote = MeshZygote(tickets.make_ticket(directory=str(tmp_path), learned_list="list"))
+    monkeypatch.setattr(waiting, "connect", lambda directory, name, limit_s: os.dup(directory))
+    assert zygote.prepare(1.0)
+    os.close(cast(Any, zygote)._socket)
+    zygote._socket = None
+    assert not zygote.prepare(1.0, is_preloaded=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("READ_BY_AN_IMPORT", "1")
+        assert not zygote.prepare(1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)  # as in a child that a script has forked
+        assert not zygote.prepare(1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(waiting, "connect", lambda *_: None)
+        assert not zygote.prepare(1.0)
+    assert not zygote.prepare(1.0)  # a zygote that hangs is not waited for again
 
 
 def test_installing_a_package_again_matters_and_a_first_bytecode_cache_does_not(
