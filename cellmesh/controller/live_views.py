@@ -35,12 +35,16 @@ class LiveViews:
     Args:
         max_live: number of views of a kind that are updated.
         max_still: number of further views of a kind that are kept frozen.
+
+    Attributes:
+        heading: returns the line to show above a view (`Displays`); None for no line.
     """
 
     def __init__(self, max_live: int = MAX_LIVE, max_still: int = MAX_STILL) -> None:
         self._max_live, self._max_still = max_live, max_still
         self._views: dict[str, deque[View]] = {}
         self._why = ""
+        self.heading: Callable[[bool], str] | None = None
         self._lock = threading.Lock()
 
     def add(self, kind: str, view: View) -> None:
@@ -62,6 +66,11 @@ class LiveViews:
             if len(views) > self._max_live + self._max_still:
                 calls.append(views.popleft().close)
         do_apart(calls)
+
+    def print_heading(self) -> None:
+        """Print the line that names the mesh above a view, if there is one."""
+        if self.heading is not None and (text := self.heading(True)):
+            print(text)
 
     def end(self, why: str) -> None:
         """Freeze all views, as the mesh has ended."""

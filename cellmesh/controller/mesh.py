@@ -179,8 +179,8 @@ class Mesh(Ranks):
             A report; its notes list variables that are bound to the old size.
 
         Raises:
-            MeshUsageError: the size is not possible, or a rank is busy or dead; nothing has
-                changed.
+            MeshUsageError: the size is not possible, a rank is busy or dead, or another mesh of
+                this process uses the GPUs; nothing has changed.
             HostError: a host could not join, and nothing has changed; or new ranks could not be
                 started, and the mesh has the new size without them (see `heal`).
         """

@@ -35,9 +35,11 @@ class Meshes(Mapping[str, "Mesh"]):
         """Add a mesh, and forget those that have ended."""
         self._all = {name: self._all[name] for name in self if name != mesh.name}
         self._all[mesh.name] = mesh
+        mesh.rank_set.session.check_size = functools.partial(self._check_size, mesh)
         for name, each in self._all.items() if len(self._all) > 1 else ():
-            displays = each.rank_set.session.displays
-            displays.heading = functools.partial(self._head, name)
+            session = each.rank_set.session
+            session.displays.heading = functools.partial(self._head, name)
+            session.shown.heading = session.displays.heading
 
     def _head(self, name: str, is_first: bool) -> str:
         """Return the line to show above output of a mesh: its name, unless its run has shown some
@@ -78,6 +80,17 @@ class Meshes(Mapping[str, "Mesh"]):
             for name, each in self.items()
             if name != but and any(info.device.startswith("cuda") for info in each.ready_ranks)
         }
+
+    def _check_size(self, mesh: Mesh, num_ranks: int) -> None:
+        """Raise an error if another mesh uses GPUs of the ranks that a resize adds to one."""
+        ticket, given = mesh.rank_set.session.ticket, given_gpus(os.environ)
+        added = gpus_of(ticket, given, num_ranks)[ticket.num_ranks :]
+        for name, taken in self.gpus(given, but=mesh.name).items():
+            if both := {*added} & {*taken}:
+                raise MeshUsageError(
+                    f"{mesh.name} would take GPU {', '.join(sorted(both))}, which {name} uses: "
+                    f"`%dist_stop --on {name}` frees it"
+                )
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)

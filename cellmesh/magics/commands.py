@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from IPython.display import display
 from ..controller.core.effects import describe_healing
 from ..controller.mesh import Mesh
 from ..controller.mesh_dims import parse_coordinate, parse_mesh
-from ..controller.meshes import Meshes, given_gpus, gpus_of, own_meshes
+from ..controller.meshes import Meshes, own_meshes
 from ..controller.news import Reply
 from ..controller.output.calling_cell import current_sink, is_executed
 from ..controller.ranks import Ranks, seed_ranks
@@ -298,14 +297,7 @@ class Commands:
 
     def dist_resize(self, options: Given) -> None:
         mesh = self._need_mesh(options)
-        before, given = len(mesh), given_gpus(os.environ)
-        wanted = gpus_of(mesh.rank_set.session.ticket, given, options["num_ranks"] or 0)
-        for name, taken in self.meshes.gpus(given, but=mesh.name).items():
-            if new := {*wanted[before:]} & {*taken}:
-                raise MeshUsageError(
-                    f"{mesh.name} would take GPU {', '.join(sorted(new))}, which {name} uses: "
-                    f"`%dist_stop --on {name}` frees it"
-                )
+        before = len(mesh)
         report = mesh.resize(
             options["num_ranks"], hosts=options["hosts"] or (), mesh=options["mesh"]
         )

@@ -80,6 +80,7 @@ class Session:
         displays: displays in its output that can be updated.
         metrics: values that ranks have logged.
         shown: views of the mesh in this notebook.
+        check_size: called with the new number of ranks before a resize.
         segments: shared memory for large values.
         copies: numbers of the copies from other ranks to this mesh that are under way.
         actors: the actors that this session has made, by name (`controller.actors.Spawned`).
@@ -110,6 +111,7 @@ class Session:
         self.life = Life(ticket.name, self.num_ranks, started_at, on_progress)
         self.preloading = Preloading(ticket.learned_list, max(1, len(ticket.agents)))
         self.metrics, self.shown = Metrics(), LiveViews()
+        self.check_size: Callable[[int], None] = lambda num_ranks: None
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(memfd_name(ticket.name))
         self.copies: set[int] = set()
@@ -302,6 +304,7 @@ class Session:
         """
         self.runs.check_usable(())
         self._link.check_may_wait()
+        self.check_size(sum(plan.layout))
         from ..resizing import resize
 
         return resize(

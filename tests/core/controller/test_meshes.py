@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller.live_views import LiveViews
 from cellmesh.controller.meshes import Meshes, free_gpus, given_gpus, gpus_of, own_meshes
 from cellmesh.controller.output.cell import Displays
 from cellmesh.controller.session.alike import name_of_same
@@ -16,7 +17,7 @@ from cellmesh.errors import MeshUsageError
 
 
 def mesh(name: str, ending: str = "") -> Any:
-    session = SimpleNamespace(ending=ending, displays=Displays())
+    session = SimpleNamespace(ending=ending, displays=Displays(), shown=LiveViews())
     return SimpleNamespace(name=name, rank_set=SimpleNamespace(session=session))
 
 
@@ -129,3 +130,23 @@ def test_only_ranks_on_gpus_use_some(meshes: Meshes) -> None:
         one.rank_set.session.ticket = SimpleNamespace(env={}, num_ranks=1, spans_hosts=False)
     assert meshes.gpus(["0", "1"]) == {"trainer": ["0"]}
     assert meshes.gpus(["0", "1"], but="trainer") == {}
+
+
+def test_a_resize_takes_no_gpu_that_another_mesh_uses(
+    meshes: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    for name, gpus, num_ranks in (("trainer", "0,1,2", 1), ("generator", "2,3", 2)):
+        one: Any = meshes[name]
+        one.ready_ranks = [SimpleNamespace(device="cuda:0")] * num_ranks
+        one.rank_set.session.ticket = SimpleNamespace(
+            env={"CUDA_VISIBLE_DEVICES": gpus}, num_ranks=num_ranks, spans_hosts=False
+        )
+    check: Any = meshes["trainer"].rank_set.session.check_size
+    check(2)
+    with pytest.raises(
+        MeshUsageError, match="trainer would take GPU 2, which generator uses: `%dist_stop --on"
+    ):
+        check(3)
+    meshes["generator"].rank_set.session.ending = "stopped"  # type: ignore[misc]
+    check(3)
