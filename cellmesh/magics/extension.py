@@ -38,6 +38,7 @@ def _register_displays(formatter: DisplayFormatter) -> None:
 def _show_plot(plot: Any) -> None:
     from .views.plot.plot import LivePlot
 
+    plot.shown.print_heading()
     LivePlot(plot).view._ipython_display_()
 
 

@@ -116,28 +116,50 @@ def test_each_mesh_is_exported_by_itself(notebook: Notebook, tmp_path: Path) -> 
     assert "has run nothing on a mesh 'x'" in error(notebook, "%dist_export x.py --on x")
 
 
-def test_left_meshes_are_attached_one_by_one_and_ended(runtime_dir: Path) -> None:
-    with open_notebook() as opened:
-        opened.run("%load_ext cellmesh\n%dist_start 1 --name a\n%dist_start 1 --name b")
-        opened.run("%%dist\nheld = 'b'")
-        opened.client.stop_channels()
-        opened.manager.restart_kernel(now=True)
-        again = Notebook(opened.manager)
-        loaded = str(again.run("%load_ext cellmesh").messages)
-        assert all(f"`%dist_attach {name}` has it again" in loaded for name in "ab")
-        assert "there are 2 meshes: say which one" in error(again, "%dist_attach")
-        assert "in use" not in str(again.run("%dist_attach b").messages)
-        assert "a is in use, beside b" in str(again.run("%dist_attach").messages)
-        assert "a is attached" in error(again, "%dist_attach")
-        assert "b is attached" in error(again, "%dist_attach b --steal")
-        assert again.run("%dist_detach").text() == (
-            "a lives on: `%dist_attach a` finds it again; b is in use\n"
-        )
-        assert "[0] b" in again.run("%%dist\nprint(held)").text()
-        assert "a is in use, beside b" in str(again.run("%dist_attach a").messages)
-        assert again.run("%dist_stop").text() == "a has ended; b is in use\n"
-        assert "a has ended (stopped)" in error(again, "%dist_use a")
-        assert again.run("%dist_stop b").text() == ""
-        assert "no mesh is running" in error(again, "%dist_status")
-        again.client.stop_channels()
-    check_nothing_left(runtime_dir)
+def test_a_reload_goes_to_all_meshes_or_to_one(notebook: Notebook, tmp_path: Path) -> None:
+    module = tmp_path / "edited_here.py"
+    read = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import edited_here; print(edited_here.x)"
+    )
+    shown = []
+    use(notebook, "first")
+    edits = (("x = 1", ""), ("x = 12", "%dist_reload --on generator"), ("x = 123", "%dist_reload"))
+    for text, line in edits:
+        module.write_text(text)
+        notebook.run(line)
+        cells = (f"%%dist{on}\n{read}" for on in ("", " --on generator"))
+        shown.append([notebook.run(cell).text().split()[-1] for cell in cells])
+    assert shown == [["1", "1"], ["1", "12"], ["123", "123"]]
+
+
+def test_tabs_and_views_name_their_mesh(notebook: Notebook) -> None:
+    log = "import cellmesh as cm\ncm.log(loss=1.0, step=0)\nprint('a\\n' * rank)"
+    (tabs,) = notebook.run(f"%%dist --on generator\n{log}").data()
+    assert "generator: by rank" in tabs["text/html"]
+    for line in ("%dist_plot loss", "%dist_inspect rank"):
+        assert notebook.run(f"{line} --on generator").text() == "generator:\n"
+
+
+def test_left_meshes_are_attached_one_by_one_and_ended(notebook: Notebook) -> None:
+    name = notebook.run("print(first)").text().strip()
+    notebook.run("%%dist --on generator\nheld = 'by generator'")
+    notebook.client.stop_channels()
+    notebook.manager.restart_kernel(now=True)
+    again = Notebook(notebook.manager)
+    loaded = str(again.run("%load_ext cellmesh").messages)
+    assert all(f"`%dist_attach {each}` has it again" in loaded for each in (name, "generator"))
+    assert "there are 2 meshes: say which one" in error(again, "%dist_attach")
+    assert "in use" not in str(again.run("%dist_attach generator").messages)
+    assert f"{name} is in use, beside generator" in str(again.run("%dist_attach").messages)
+    assert f"{name} is attached" in error(again, "%dist_attach")
+    assert "generator is attached" in error(again, "%dist_attach generator --steal")
+    assert again.run("%dist_detach").text() == (
+        f"{name} lives on: `%dist_attach {name}` finds it again; generator is in use\n"
+    )
+    assert "[0-1] by generator" in again.run("%%dist\nprint(held)").text()
+    assert f"{name} is in use, beside generator" in str(again.run(f"%dist_attach {name}").messages)
+    assert again.run("%dist_stop").text() == f"{name} has ended; generator is in use\n"
+    assert f"{name} has ended (stopped)" in error(again, f"%dist_use {name}")
+    assert again.run("%dist_stop generator").text() == ""
+    assert "no mesh is running" in error(again, "%dist_status")
+    again.client.stop_channels()

@@ -219,7 +219,8 @@ class CellSink:
             return
         identity = self._id_of("tabs")
         is_joined = any(isinstance(block.item, AlikeLines) for block in record.entries.values())
-        text = switch(record.by_rank(), record.dropped, identity, is_joined)
+        heading = self._displays.heading
+        text = switch(record.by_rank(), record.dropped, identity, is_joined, heading=heading)
         if text and text != self._tabs:
             # Without text/plain, so that consoles, in which it would not work, do not show it.
             self._put(identity, {"text/html": text})

@@ -9,7 +9,7 @@ the name as well, several elements can be open.
 from __future__ import annotations
 
 import html
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...wire.ranks import describe_ranks, format_ranks, group_ranks
 from .fold import Gap, Item, Line, Ranks, Rich, Trace
@@ -42,6 +42,7 @@ def switch(
     identity: str,
     is_joined: bool = False,
     limit_bytes: int = LIMIT_BYTES,
+    heading: Callable[[bool], str] | None = None,
 ) -> str:
     """Return HTML that switches between the output of ranks; only the newest part of large output.
 
@@ -51,6 +52,7 @@ def switch(
         identity: unique id of the switch, hexadecimal.
         is_joined: whether the cell shows one line in place of different lines of ranks.
         limit_bytes: approximate maximum size of the HTML.
+        heading: returns the text that names the mesh (`Displays`); None for no text.
 
     Returns:
         The HTML; "" if all ranks with output have the same, or none has more than one line, which
@@ -70,11 +72,12 @@ def switch(
     known: dict[int, tuple[str, str]] = {}  # a cache, as ranks share most items
     details = "".join(_details(*group, name, limit, known) for group in first)
     rest = f'<span style="opacity:.7">and {more} more: %dist_logs</span>' if more > 0 else ""
+    title = html.escape(f"{heading(True) if heading is not None else ''} by rank".lstrip())
     return (
         f'{_CSS}<div class="cellmesh-ranks" '
         'style="display:flex;flex-wrap:wrap;gap:2px 4px;'
         'align-items:baseline;margin:4px 0 2px;font-size:12px;line-height:1.4">'
-        f'<span style="opacity:.7;margin-right:2px">by rank</span>{details}{rest}</div>'
+        f'<span style="opacity:.7;margin-right:2px">{title}</span>{details}{rest}</div>'
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 
+import pytest
+
 from cellmesh.controller.live_views import LiveViews
 
 
@@ -40,3 +42,14 @@ def test_the_oldest_of_a_kind_stands_still_and_then_is_let_go_of() -> None:
     shown.add("plots", View("late", told))
     assert told.get(timeout=10)[:2] == ("late", "the mesh has ended")
     assert told.empty()
+
+
+def test_a_view_is_headed_by_its_mesh_where_there_are_several(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = LiveViews()
+    shown.print_heading()
+    for text in ("", "generator:"):
+        shown.heading = lambda is_first, text=text: text
+        shown.print_heading()
+    assert capsys.readouterr().out == "generator:\n"

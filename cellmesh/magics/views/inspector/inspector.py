@@ -256,6 +256,7 @@ def show_inspection(
     """Show an inspected value in a widget, which queries these ranks until their mesh ends; in a
     terminal, print it.
     """
+    ranks.session.shown.print_heading()
     if cell_publisher() is None:
         print(static_of(inspection, next(iter(inspection.paths), "")).text)
         if watch:

@@ -71,6 +71,13 @@ def test_ranks_that_differ_have_a_part_each_and_equal_ones_share_it() -> None:
     assert texts(SAME, SAME, dropped=(0,))["0"].startswith("… what came before is shown above")
 
 
+def test_the_switch_names_its_mesh_where_there_are_several() -> None:
+    outputs = dict(enumerate((SAME, (out("step 1"), out("nan")))))
+    for heading, title in (("generator:", "generator: by rank"), ("", "by rank")):
+        shown = switch(outputs, (), "abc123", heading=lambda is_first, text=heading: text)
+        assert f">{title}</span>" in shown
+
+
 def test_different_pictures_are_worth_a_switch_however_few() -> None:
     parts = parts_of(switch_of((rich(png="AAAA"),), (rich(png="BBBB"),)))
     for title, data in (("0", "AAAA"), ("1", "BBBB")):
