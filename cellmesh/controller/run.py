@@ -471,7 +471,10 @@ class Run(Generic[T]):
             await self._await_until(self.done)
         finally:
             self._callers.discard(caller)
-        return self.result()
+        try:
+            return self.result()
+        except RanksInterrupted as error:
+            raise _as_cancelled(error) from None
 
     def _next_value(self, rank: int) -> tuple[int, Any]:
         outcome = self._outcomes[rank]
@@ -628,6 +631,17 @@ class Run(Generic[T]):
             self._questions.withdraw(self.waiting_ranks())
         if not self._has_ended:
             self.interrupt()
+
+
+def _as_cancelled(error: RanksInterrupted) -> RanksInterrupted:
+    """Return an interrupt that is a cancellation, too: a KeyboardInterrupt that is raised in a task
+    leaves the event loop, and so would end the kernel.
+    """
+    import asyncio
+
+    bases = (RanksInterrupted, asyncio.CancelledError)
+    kind = type("RanksInterrupted", bases, {"__module__": RanksInterrupted.__module__})
+    return kind(*error.args)
 
 
 def _call_all(calls: list[Callable[[], None]]) -> None:

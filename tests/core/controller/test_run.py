@@ -204,6 +204,25 @@ def test_giving_up_an_await_or_an_iteration_interrupts_the_ranks() -> None:
     assert asyncio.run(main()) == {0: 1}
 
 
+def test_an_interrupted_run_that_a_task_awaits_cancels_the_task_and_not_the_loop() -> None:
+    case = Case(1)
+
+    async def await_it() -> None:
+        await case.run
+
+    async def main() -> None:
+        task = asyncio.create_task(await_it())
+        await asyncio.sleep(0)
+        case.run.cancel()
+        case.fail(0, KeyboardInterrupt())
+        with pytest.raises(RanksInterrupted, match="rank 0 raised Keyb") as caught:
+            await asyncio.gather(task)
+        assert isinstance(caught.value, asyncio.CancelledError)
+        assert task.cancelled()
+
+    asyncio.run(main())
+
+
 # ---- the stop button
 
 
