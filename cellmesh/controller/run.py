@@ -22,7 +22,7 @@ import msgspec
 from ..errors import MeshUsageError, RanksInterrupted
 from ..stdlib import time
 from ..wire.codec import Frame, Parcel, encode
-from ..wire.messages import Channel, Done, Pickled, Relay, Work, WorkVerb
+from ..wire.messages import Channel, Done, Failed, Pickled, Relay, Work, WorkVerb
 from ..wire.ranks import describe_ranks
 from ..wire.segments import SegmentFrame
 from ..wire.status import RankState
@@ -169,6 +169,7 @@ class Run(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._interrupted = False
+        self._is_cancelled = False
         self._callers: set[object] = set()  # waiting callers that will get the failure raised
         self._news = News()
         self._is_iterated = False  # so that threads wait for single ranks as well
@@ -278,13 +279,15 @@ class Run(Generic[T]):
         self._interrupted = True
 
     def cancel(self) -> bool:
-        """Interrupt this run only, or remove it from the queue; return without waiting.
+        """Interrupt this run only, or remove it from the queue; return without waiting. That a call
+        was interrupted is not shown then.
 
         Returns:
             Whether the run had not ended before.
         """
         if self._has_ended:
             return False
+        self._is_cancelled = True
         self.interrupt()
         return True
 
@@ -382,7 +385,10 @@ class Run(Generic[T]):
             self._questions.withdraw(ranks)
         if self._is_iterated:
             self._news.report()
-        self.printer.settle(ranks, parcel.verb, now, has_begun or self.is_cell)
+        is_shown = has_begun or self.is_cell
+        if self._is_cancelled and type(verb := parcel.verb) is Failed and not self.is_cell:
+            is_shown = verb.type_name not in ("KeyboardInterrupt", "CancelledError")
+        self.printer.settle(ranks, parcel.verb, now, is_shown)
 
     def ask(self, ranks: tuple[int, ...], verb: InputRequest | InputCancelled, now: float) -> None:
         """Record that these ranks wait for the user's input, or no longer wait for it."""
@@ -640,7 +646,9 @@ def _as_cancelled(error: RanksInterrupted) -> RanksInterrupted:
     import asyncio
 
     bases = (RanksInterrupted, asyncio.CancelledError)
-    kind = type("RanksInterrupted", bases, {"__module__": RanksInterrupted.__module__})
+    kind: type[RanksInterrupted] = type(
+        "RanksInterrupted", bases, {"__module__": RanksInterrupted.__module__}
+    )
     return kind(*error.args)
 
 

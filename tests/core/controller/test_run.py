@@ -223,6 +223,15 @@ def test_an_interrupted_run_that_a_task_awaits_cancels_the_task_and_not_the_loop
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_the_interrupt_of_a_call_that_the_program_cancels_is_not_shown(is_cancelled: bool) -> None:
+    case = Case(2)
+    (case.run.cancel if is_cancelled else case.run.interrupt)()
+    for rank in (0, 1):
+        case.fail(rank, KeyboardInterrupt())
+    assert ("KeyboardInterrupt" in case.sink.text) is not is_cancelled
+
+
 # ---- the stop button
 
 
