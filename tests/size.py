@@ -207,6 +207,11 @@ FEATURES = (
         "wire/nests.py controller/actors.py workers/rank/actors.py",
     ),
     Feature(
+        "handles of actors on ranks",
+        130,
+        "wire/handles.py workers/rank/handles.py",
+    ),
+    Feature(
         "weights between meshes",  # in place of a pull and a push, which take ten times as long
         590,
         "wire/weights.py controller/weights.py workers/weights.py",

@@ -17,8 +17,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import CellmeshError, MeshUsageError, did_you_mean
+from ..errors import CellmeshError, MeshUsageError
 from ..wire.codec import Frame
+from ..wire.handles import Address, find_method, mark_of, methods_of
+from ..wire.handles import NoMethodError as NoMethodError
 from ..wire.messages import Pickled, Respawned
 from ..wire.nests import check_rows, join_rows
 from ..wire.payload import is_short
@@ -34,10 +36,6 @@ from .rank_set import RankSet, dump_call
 from .run import Results, Run
 
 _numbers = itertools.count()  # of streams
-
-
-class NoMethodError(MeshUsageError, AttributeError):
-    """Raised if an actor's class has no public method of a name."""
 
 
 @dataclass(eq=False)
@@ -178,7 +176,7 @@ class Actor:
         return len(self._rank_set)
 
     def __dir__(self) -> list[str]:
-        return _methods_of(self._spawned.kind)
+        return methods_of(self._spawned.kind)
 
     def __repr__(self) -> str:
         spawned = self._spawned
@@ -187,7 +185,9 @@ class Actor:
         return f"<actor {spawned.name}: {spawned.kind.__name__} on {where}{ended}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"the handle of {self._spawned.name} stays in the notebook")
+        spawned, ticket = self._spawned, self._rank_set.session.ticket
+        place = (mark_of(ticket.key), ticket.name, ticket.directory)
+        return Address(*place, spawned.name, spawned.kind.__name__, self._rank_set.ranks).reduce()
 
 
 class Method:
@@ -203,7 +203,7 @@ class Method:
     """
 
     def __init__(self, spawned: Spawned, rank_set: RankSet, name: str) -> None:
-        found, function = _find(spawned, name)
+        found, function = find_method(spawned.kind, spawned.name, name)
         functools.update_wrapper(self, function, updated=())
         self.kind, self._spawned, self._rank_set = spawned.kind, spawned, rank_set
         self._name, self._is_static = name, isinstance(found, staticmethod)
@@ -505,32 +505,3 @@ def spawned_of(actor: object, rank_set: RankSet) -> Spawned:
 
 def _title(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("__main__.")
-
-
-def _methods_of(kind: type) -> list[str]:
-    return [
-        name
-        for name in dir(kind)
-        if not name.startswith("_") and callable(getattr(kind, name, None))
-    ]
-
-
-def _find(spawned: Spawned, name: str) -> tuple[Any, Any]:
-    """Return a public method as its class has it, and its function.
-
-    Raises:
-        NoMethodError: there is none of this name.
-    """
-    kind, actor = spawned.kind, spawned.name
-    if name.startswith("_"):
-        raise NoMethodError(
-            f"{kind.__name__}.{name} is private, and a handle calls public methods only"
-        )
-    found = inspect.getattr_static(kind, name, None)
-    if callable(function := getattr(kind, name, None)):
-        return found, getattr(found, "__func__", function)
-    what = "no method" if found is None else f"no method of that name, but a {type(found).__name__}"
-    raise NoMethodError(
-        f"{kind.__name__} has {what}: {name!r}{did_you_mean(name, _methods_of(kind))}. A handle "
-        f"calls methods; mesh.pull('{actor}.{name}') returns attributes"
-    )

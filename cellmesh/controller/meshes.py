@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError, UnknownMeshError, did_you_mean
 from ..wire.environment import VISIBLE
@@ -14,6 +14,7 @@ from ..wire.ticket import Ticket
 _GPUS = "/proc/driver/nvidia/gpus"
 
 if TYPE_CHECKING:
+    from ..wire.handles import Address
     from .mesh import Mesh
     from .session.launch.prestart import Prestart
 
@@ -33,6 +34,10 @@ class Meshes(Mapping[str, "Mesh"]):
 
     def add(self, mesh: Mesh) -> None:
         """Add a mesh, and forget those that have ended."""
+        from ..wire.handles import openers
+
+        if open_handle not in openers:
+            openers.insert(0, open_handle)
         self._all = {name: self._all[name] for name in self if name != mesh.name}
         self._all[mesh.name] = mesh
         mesh.rank_set.session.check_size = functools.partial(self._check_size, mesh)
@@ -140,6 +145,19 @@ def free_gpus(given: Sequence[str], taken: Mapping[str, Sequence[str]]) -> Seque
         f"each GPU is in use by another mesh ({by}): `--gpus 0,1` (gpus=...) shares these, "
         "`--gpus none` takes the CPU"
     )
+
+
+def open_handle(address: Address) -> Any:
+    """Return the handle of an actor of a mesh of this process; None for other meshes."""
+    from ..wire.handles import Stray, mark_of
+    from .actors import Actor
+
+    for mesh in own_meshes().values():
+        session = mesh.rank_set.session
+        if mark_of(session.ticket.key) == address.mark:
+            spawned = session.actors.get(address.actor)
+            return Actor(spawned, address.ranks) if spawned else Stray(address, "was dropped")
+    return None
 
 
 @functools.cache

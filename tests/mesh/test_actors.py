@@ -230,8 +230,6 @@ def test_a_failure_is_raised_once_and_of_a_send_shown(mesh: cm.Mesh, counter: An
         counter.fail()
     counter.fail.send()
     assert counter.add().list == [1] * 4
-    with pytest.raises(TypeError, match="stays in the notebook"):
-        mesh.push(c=counter)
 
 
 def test_a_constructor_that_raises_somewhere_leaves_nothing(mesh: cm.Mesh) -> None:

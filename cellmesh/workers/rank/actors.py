@@ -31,6 +31,7 @@ class Actors:
     def __init__(self, namespace: dict[str, Any], rank: int) -> None:
         self._namespace, self._rank = namespace, rank
         self._objects: dict[str, Any] = {}
+        self._names: dict[int, str] = {}  # by id of the object
         self._missing: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {}
         self._streams: dict[int, tuple[Any, asyncio.Lock | None]] = {}
 
@@ -46,17 +47,28 @@ class Actors:
             return title, self._method(*target)
         return title, functools.partial(getattr(self, operation), *target)
 
+    def get(self, name: str) -> Any:
+        """Return an actor's object; None if there is none."""
+        return self._objects.get(name)
+
+    def name_of(self, value: object) -> str:
+        """Return the name of the actor that a value is; "" if it is none."""
+        name = self._names.get(id(value), "")
+        return name if name and self._objects.get(name) is value else ""
+
     def make(self, name: str, _: str, kind: type, /, *args: Any, **kwargs: Any) -> None:
         """Make an object, and bind it to its name in the namespace."""
         self._missing[name] = find_missing_names((kind,))
         bind_again(self._missing[name], self._namespace)
-        self._objects[name] = self._namespace[name] = kind(*args, **kwargs)
+        made = self._objects[name] = self._namespace[name] = kind(*args, **kwargs)
+        self._names[id(made)] = name
 
     def drop(self, name: str, _: str, /) -> None:
         """Forget an actor, and remove its variable unless user code has bound that to another
         object.
         """
         dropped = self._objects.pop(name, None)
+        self._names.pop(id(dropped), None)
         if dropped is not None and self._namespace.get(name) is dropped:
             del self._namespace[name]
 

@@ -405,7 +405,9 @@ class Executor:
     def _value(self, run: int, value: Any, name: str) -> Parcel[Done]:
         if value is None:
             return Parcel(Done(run))
-        pickled, buffers = payload.dumps(value, name, reduce_for_notebook)
+        has_actors = "actors" in vars(self._context)
+        reducer = self._context.handles.reduce if has_actors else reduce_for_notebook
+        pickled, buffers = payload.dumps(value, name, reducer)
         if buffers or len(pickled.stream) >= MIN_BYTES:
             pickled, buffers = self._segments.give(run, pickled, buffers)
         return Parcel(Done(run, pickled), tuple(buffers))

@@ -8,6 +8,7 @@ import functools
 import threading
 import types
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...wire.codec import Frame
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..groups.groups import Groups
     from .actors import Actors
+    from .handles import Handles
     from .interrupts import Interrupts
     from .shell import RankShell
     from .value_transfer import SegmentLink
@@ -76,6 +78,13 @@ class RankContext:
     def actors(self) -> Actors:
         """The actors of the rank."""
         made: Actors = load("rank.actors").Actors(self.shell.user_ns, self.groups.rank)
+        return made
+
+    @functools.cached_property
+    def handles(self) -> Handles:
+        """The handles of actors that have arrived on the rank."""
+        directory = Path(self.code).parents[1]
+        made: Handles = load("rank.handles").Handles(directory, self.groups.rank, self.actors)
         return made
 
     def find_handler(self, request: FeatureRequest) -> Handler:

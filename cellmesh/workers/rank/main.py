@@ -28,6 +28,7 @@ from ...errors import CellmeshError, ProtocolError
 from ...wire import marks
 from ...wire.codec import Parcel, at_rank_for_work, encode
 from ...wire.groups import Heal
+from ...wire.handles import openers
 from ...wire.held_signals import hold_back
 from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
 from ...wire.stream import Channel
@@ -159,6 +160,7 @@ def run_rank(
     link = SegmentLink(segments, options.local_world_size)
     code = str(Path(options.log_path).parents[1] / "code/current")
     context = RankContext(shell, groups, interrupts, link, placement.device, code)
+    openers[:] = [lambda address: context.handles.open(address)]
     context.steps.install()
     tasks = Tasks(interrupts, tracker, groups.ledger)
     shell.use_loop(tasks.run)
