@@ -108,7 +108,7 @@ class Commands:
     def dist_use(self, options: Given) -> None:
         mesh = self.meshes[options["name"]]
         self.adopt(mesh)
-        print(f"{mesh}{self._beside()}")
+        print(f"{mesh}{self._beside(is_named=True)}")
 
     def dist(self, options: Given, source: str, line: str) -> Run[Any] | None:
         typed, mesh, count = source, self._need_mesh(options), self.execution_count()
@@ -442,12 +442,14 @@ class Commands:
         if self.mesh is not None:
             self.adopt(self.mesh)
 
-    def _beside(self) -> str:
-        """Return a clause on the mesh in use, if there are others."""
+    def _beside(self, is_named: bool = False) -> str:
+        """Return a clause on the mesh in use, which may have been named before, if there are
+        others.
+        """
         if self.mesh is None or len(self.meshes) < 2:
             return ""
         others = ", ".join(name for name in self.meshes if name != self.mesh.name)
-        return f"; {self.mesh.name} is in use, beside {others}"
+        return f"; {'' if is_named else f'{self.mesh.name} is '}in use, beside {others}"
 
     def _next(self) -> str:
         """Return a clause on the mesh in use after the end of one."""
