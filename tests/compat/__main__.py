@@ -1,9 +1,9 @@
 """Make environments of the lowest and of the newest Python, torch and dependencies that are
 promised, and run a selection of the tests in each. What is promised besides lies between these two.
 
-The environments are made one after the other and removed again: with torch for CUDA each is 5 GB.
-Libraries come from the package index; nothing of the environment that this runs in is used, uv
-aside, which makes them.
+Each environment is made while the tests run in the one before, and removed after its own: with
+torch for CUDA each is 5 GB. Libraries come from the package index; nothing of the environment that
+this runs in is used, uv aside, which makes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,8 +90,11 @@ def find_python(version: str) -> str:
     )
 
 
-def install(environment: Environment, directory: Path) -> Path:
-    """Make an environment; returns its interpreter."""
+def install(environment: Environment) -> tuple[tempfile.TemporaryDirectory[str], Path, float]:
+    """Make an environment; returns its directory, its interpreter, and how long that took."""
+    began_s = time.monotonic()
+    made = tempfile.TemporaryDirectory(prefix="compat-")
+    directory = Path(made.name)
     uv = [sys.executable, "-m", "uv", "--quiet"]
     settings = {
         "UV_CACHE_DIR": str(directory / "cache"),
@@ -112,7 +116,7 @@ def install(environment: Environment, directory: Path) -> Path:
         stderr=subprocess.DEVNULL,
         check=True,
     )
-    return python
+    return made, python, time.monotonic() - began_s
 
 
 def run_tests(environment: Environment, python: Path) -> str:
@@ -147,18 +151,19 @@ def main() -> None:
     for environment in wanted:
         find_python(environment.python)  # before anything is installed
     lines, problems = [], []
-    for environment in wanted:
-        began_s = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="compat-") as directory:
-            python = install(environment, Path(directory))
-            installed_s = time.monotonic() - began_s
-            problem = run_tests(environment, python)
-        problems += [problem] * bool(problem)
-        took_s = time.monotonic() - began_s
-        lines.append(
-            f"{environment}: {problem or 'ok'} ({took_s:.0f} s, {installed_s:.0f} of them to "
-            "install)"
-        )
+    with ThreadPoolExecutor(1) as installing:
+        coming = [installing.submit(install, environment) for environment in wanted]
+        for environment, installed in zip(wanted, coming, strict=True):
+            directory, python, installed_s = installed.result()
+            began_s = time.monotonic()
+            with directory:
+                problem = run_tests(environment, python)
+            problems += [problem] * bool(problem)
+            took_s = time.monotonic() - began_s
+            lines.append(
+                f"{environment}: {problem or 'ok'} ({took_s:.0f} s, after {installed_s:.0f} s to "
+                "install)"
+            )
     print("\n".join(lines))
     if problems or not lines:
         sys.exit(
