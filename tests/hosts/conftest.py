@@ -10,8 +10,10 @@ import psutil
 import pytest
 
 from cellmesh.controller.code_files import scan
+from cellmesh.controller.session.launch import local
 from tests.conftest import LEFTOVER_S, own_runtime_dir
 
+from . import lender
 from .netns import Host, hosts
 
 
@@ -34,6 +36,22 @@ def _checkout_is_not_sent() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "user_roots", roots)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _lent(machines: list[Host], request: pytest.FixtureRequest) -> Iterator[None]:
+    """In a module with `FORKS_AGENTS = True`, fork the agents of hosts from one process, and have
+    no zygote import more than that has.
+    """
+    if not getattr(request.module, "FORKS_AGENTS", False):
+        yield
+        return
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        lender.lending([(host.directory, host.pid) for host in machines]),
+    ):
+        patch.setattr(local, "own_list", lambda: None)
         yield
 
 

@@ -6,6 +6,7 @@ openssh-server and nftables.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import shutil
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from . import lender
 
 NETWORK = "10.77.3"
 NOTEBOOK = f"{NETWORK}.254"
@@ -42,12 +45,14 @@ class Host:
         directory: what is its own.
         project: a directory that each host has for itself: what the notebook's host writes there
             is on no other host. All began with the same files.
+        pid: of its sshd, once it is up.
     """
 
     name: str
     address: str
     directory: Path
     project: Path
+    pid: int = 0
 
     def start(
         self, *command: str, stdin: bytes | None = None, has_terminal: bool = False
@@ -183,12 +188,12 @@ class Host:
                 process.resume()
 
     def kill(self, leaves_files: bool = False) -> None:
-        """End every process of the host at once, but for its sshd, and empty its runtime
+        """End every process of the host at once, but its sshd and its lender, and empty its runtime
         directory, as a restart does where that is in memory.
         """
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                if process.name() not in ("sshd", "unshare"):
+                if process.name() not in ("sshd", "unshare", lender.NAME):
                     process.kill()
         if not leaves_files:
             shutil.rmtree(self.directory / "run/cellmesh", ignore_errors=True)
@@ -212,9 +217,9 @@ def hosts(num_hosts: int) -> Iterator[tuple[list[Host], Path]]:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
         (root / "hosts").write_text("\n".join(lines) + "\n")
         for name, address in names.items():
-            host = Host(name, address, root / name, root / "project")
-            made.append(host)
+            made.append(host := Host(name, address, root / name, root / "project"))
             sshds.append(_start(host, root))
+            made[-1] = dataclasses.replace(host, pid=sshds[-1].pid)
         _write_client(root, made)
         for host in made:
             _await_ssh(host, root)
@@ -253,7 +258,7 @@ def _start(host: Host, root: Path) -> subprocess.Popen[bytes]:
         (host.directory / name).mkdir(parents=True)
     _keygen(host.directory / "etc/hostkey")
     # Hosts run the same checkout as the tests, where that is not the one that is installed.
-    own_path = f" PYTHONPATH={path}" if (path := os.environ.get("PYTHONPATH")) else ""
+    own_path = ":".join([str(lender.SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
     config = host.directory / "etc/sshd_config"
     config.write_text(
         f"ListenAddress {host.address}\n"
@@ -261,8 +266,8 @@ def _start(host: Host, root: Path) -> subprocess.Popen[bytes]:
         f"AuthorizedKeysFile {root}/key.pub\n"
         "PasswordAuthentication no\nStrictModes no\nUsePAM no\nPidFile none\n"
         "PermitRootLogin yes\nMaxStartups 100\n"
-        f"SetEnv TMPDIR={host.directory}/tmp JUPYTER_RUNTIME_DIR={host.directory}/run"
-        f"{own_path}\n"
+        f"SetEnv TMPDIR={host.directory}/tmp JUPYTER_RUNTIME_DIR={host.directory}/run "
+        f"PYTHONPATH={own_path}\n"
     )
     disk = host.directory / "disk"
     script = (

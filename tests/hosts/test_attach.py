@@ -20,6 +20,7 @@ from tests.faults.watching import wait_until
 from .netns import Host
 from .notebook import NotebookError, here, notebook_on, on_host
 
+FORKS_AGENTS = True
 WAIT_S = 60.0
 HOSTS = "cm1:1,cm2:1"
 REDUCE = "x = torch.ones(1) * (rank + 1); dist.all_reduce(x)"

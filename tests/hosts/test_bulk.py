@@ -21,6 +21,7 @@ from tests.faults.watching import Stuck, wait_until
 
 from .netns import Host
 
+FORKS_AGENTS = True
 WAIT_S = 60.0
 MB = 1 << 20
 # An interrupt or a status may take as long as on one host, and the tenths of a second that are

@@ -18,6 +18,7 @@ from tests.faults.watching import wait_until
 
 from .netns import Host
 
+FORKS_AGENTS = True
 WAIT_S = 60.0
 LEASE_S = 2.0
 # A lease that holds in a bad network, as the default does.

@@ -18,6 +18,7 @@ from tests.faults.watching import wait_until
 
 from .netns import Host
 
+FORKS_AGENTS = True
 WAIT_S = 60.0
 REDUCE = "x = torch.ones(1) * (rank + 1); dist.all_reduce(x)"
 

@@ -16,6 +16,7 @@ from tests.faults.watching import wait_until
 from .netns import Host
 from .notebook import here
 
+FORKS_AGENTS = True
 WAIT_S = 60.0
 
 

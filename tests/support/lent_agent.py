@@ -4,10 +4,12 @@ process: that of each "host" would import torch, which takes two seconds of a co
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,13 +44,20 @@ class ForkedGuardian:
 
 
 class Subprocess:
-    """Stands in for the module `subprocess` in `on_host`."""
+    """Stands in for the module `subprocess` in `on_host`.
+
+    Args:
+        lend: gives the zygote for one agent.
+    """
+
+    def __init__(self, lend: Callable[[], LentPrestart]) -> None:
+        self._lend = lend
 
     def __getattr__(self, name: str) -> Any:
         return getattr(subprocess, name)
 
     def Popen(self, argv: list[str], *, stderr: IO[bytes], **options: Any) -> Any:
-        lent = LentPrestart(Path(os.environ["IPYTHONDIR"]))
+        lent = self._lend()
         if lent.prepare(WAIT_S):
             read_end, write_end = os.pipe()
             output = open(read_end, "rb", buffering=0)  # noqa: SIM115
@@ -86,5 +95,6 @@ if __name__ == "__main__":
     from cellmesh.cli.main import main
     from cellmesh.workers.agent import on_host
 
-    on_host.subprocess = Subprocess()  # type: ignore[assignment]
+    own = functools.partial(LentPrestart, Path(os.environ["IPYTHONDIR"]))
+    on_host.subprocess = Subprocess(own)  # type: ignore[assignment]
     main()
