@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from .controller.links import link as link
     from .controller.mesh import Mesh as Mesh
     from .controller.meshes import Meshes
     from .controller.run import Results as Results
@@ -34,6 +35,7 @@ _Callback = TypeVar("_Callback", bound=Callable[[], object])
 
 _HOMES = {
     "Mesh": ".controller.mesh",
+    "link": ".controller.links",
     "start": ".controller.session.start",
     "StartOptions": ".wire.options",
     "attach": ".controller.session.attach",
@@ -45,7 +47,7 @@ _HOMES = {
     "Released": ".errors",
 }
 
-__all__ = [*_HOMES, "meshes", "log", "on_heal", "__version__"]
+__all__ = [*_HOMES, "meshes", "log", "on_heal", "group", "__version__"]
 __all__ += ["load_ipython_extension", "unload_ipython_extension"]
 
 
@@ -91,6 +93,28 @@ def on_heal(callback: _Callback) -> _Callback:
     if register is not None:
         register(callback)
     return callback
+
+
+def group(name: str) -> Any:
+    """Return the process group of a link with another mesh (`link`), in code of a rank.
+
+    Its ranks are those of both meshes, the first mesh's first, and ``src`` and ``dst`` count in it:
+    ``dist.broadcast(tensor, 0, group=cm.group("weights"))`` sends from the first mesh's rank 0.
+    ``group.rank()`` is this rank's number. If a rank of either mesh fails, operations in progress
+    raise `Released`, and the next ones work again once both meshes are whole.
+
+    Args:
+        name: name of the link.
+
+    Raises:
+        MeshUsageError: there is no such link, or this process is no rank.
+    """
+    find = _of_rank("find_group")
+    if find is None:
+        from .errors import MeshUsageError
+
+        raise MeshUsageError(f"cellmesh.group({name!r}) is for code on ranks, and this is none")
+    return find(name)
 
 
 def _of_rank(name: str) -> Callable[..., Any] | None:

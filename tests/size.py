@@ -217,6 +217,11 @@ FEATURES = (
         "wire/weights.py controller/weights.py workers/weights.py",
     ),
     Feature(
+        "links",  # process groups over two meshes
+        350,
+        "wire/links.py controller/links.py workers/links.py",
+    ),
+    Feature(
         "completion",
         276,
         "workers/complete.py magics/completion.py",
@@ -238,7 +243,7 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        2160,
+        2175,  # 15 of them to release a rank from a link
         "workers/",
     ),
     Feature(

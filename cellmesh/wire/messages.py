@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from . import inspect, replicas, trace, values, weights
+from . import inspect, links, replicas, trace, values, weights
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from .environment import Surroundings
 from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
@@ -52,7 +52,7 @@ from .verbs import WorkVerb as WorkVerb
 # Requests of all features: a feature adds its union here.
 AnyRequest = (
     inspect.AnyRequest | inspect.CompletionRequest | replicas.AnyRequest | values.CheckpointRequest
-    | trace.AnyRequest | weights.AnyRequest
+    | trace.AnyRequest | weights.AnyRequest | links.AnyRequest
 )  # fmt: skip
 
 PROTOCOL = 17

@@ -135,8 +135,9 @@ class Core:
         """
         now, relay = self._see(now), parcel.verb
         run, ranks = relay.run, relay.ranks
-        if self.mesh.state != "ready":
-            reason = f"cannot be reached: the mesh is {self.state}"
+        is_gone = ranks[-1] >= self.mesh.num_ranks  # resized after the caller has looked
+        if self.mesh.state != "ready" or is_gone:
+            reason = f"cannot be reached: the mesh is {'smaller' if is_gone else self.state}"
             died = Parcel(Died(min(ranks), reason, ""))
             return [Deliver(run, ranks, died, has_begun=False), Finish(run)]
         is_of_main, waits = relay.channel == "work", relay.interleaves

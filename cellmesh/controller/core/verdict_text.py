@@ -89,9 +89,10 @@ def _describe_waits(waits: Waits) -> list[str]:
         if rank in waits.states
     }
     for rank, state in waits.states.items():
-        if not state.in_flight:
+        own = [one for one in state.in_flight if (rank, one.group) in of_rank]
+        if not own:  # also if it waits for ranks of another mesh
             apart.append(rank)
-        for one in state.in_flight:
+        for one in own:
             by_wait.setdefault((of_rank[rank, one.group], one), []).append(rank)
     parts = []
     for (key, one), ranks in list(by_wait.items())[:_MAX_PARTS]:

@@ -55,6 +55,8 @@ class Owner(Protocol):
     code: CodeSync | None
     metrics: Metrics
     preloading: Preloading
+    links: dict[str, Any]  # of `links.MeshLink`
+    name: str
 
     def states(self, ranks: Sequence[int]) -> Mapping[int, RankState]:
         """Ask ranks for the states of their main threads, and return the answers."""
@@ -393,6 +395,8 @@ class Runs:
             case Finish(number):
                 run = self.living[number]
                 self.forget(number)  # before the run's end is seen
+                for link in [*self._session.links.values()] if self._session.links else ():
+                    link.note_end(self._session.name, run)
                 ended = self._ended[run.is_cell]
                 ended.append(number)
                 if len(ended) > _MAX_ENDED:

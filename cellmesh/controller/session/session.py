@@ -84,6 +84,7 @@ class Session:
         segments: shared memory for large values.
         copies: numbers of the copies from other ranks to this mesh that are under way.
         actors: the actors that this session has made, by name (`controller.actors.Spawned`).
+        links: process groups with ranks of other meshes, by name.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Session:
         self.segments = SegmentPool(memfd_name(ticket.name))
         self.copies: set[int] = set()
         self.actors: dict[str, Any] = {}
+        self.links: dict[str, Any] = {}  # of `links.MeshLink`
         self._sink = sink
         self._hosts = Connections(ticket, steal, lost, self.segments, visits)  # opened by the link
         self._owner_pid = os.getpid()
@@ -257,6 +259,7 @@ class Session:
             MeshUsageError: a new host cannot take a lost one's place.
             HostError: no lost host could be brought back.
         """
+        self._await_links()
         self.runs.check_usable(())
         if new_hosts and not self.has_hosts:
             from ..resizing import ONE_HOST
@@ -271,6 +274,11 @@ class Session:
             report = msgspec.structs.replace(report, respawned=respawned)
         # Some hosts may still be lost.
         return msgspec.structs.replace(report, failure=why_not or report.failure)
+
+    def _await_links(self) -> None:
+        """Wait until no rank connects a link, which would count as busy."""
+        for link in [*self.links.values()]:
+            link.await_tries()
 
     def _heal_once(self, new_hosts: str | Iterable[str] = ()) -> tuple[str, HealReport]:
         from .hosts.start import bring_back
@@ -302,6 +310,7 @@ class Session:
             MeshUsageError: ranks execute a run, or are dead; nothing has changed.
             HostError: a new host cannot be used; nothing has changed.
         """
+        self._await_links()
         self.runs.check_usable(())
         self._link.check_may_wait()
         self.check_size(sum(plan.layout))
@@ -477,6 +486,8 @@ class Session:
         self.life.note(change)
         for actor in [*self.actors.values()]:
             actor.note(change)
+        for link in [*self.links.values()]:
+            link.note(self.name, change)
         if change.state == "restarting":
             self.segments.clear()
             self.actors.clear()

@@ -181,6 +181,7 @@ class GlooGroups:
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
+        self._is_installed = False
         self._noted: list[ProcessGroupGloo] | None = None
         self._limit_s: float | None = None
         # Groups that a program has constructed, with their connections.
@@ -192,6 +193,9 @@ class GlooGroups:
         """Patch ``ProcessGroupGloo`` to record each new gloo group, and to construct it on another
         thread, so that `Waits.end` makes a blocked construction raise.
         """
+        if self._is_installed:
+            return
+        self._is_installed = True
         construct, pid = ProcessGroupGloo.__init__, os.getpid()
         register = ProcessGroup._register_backend
 

@@ -74,8 +74,11 @@ def open_sockets() -> dict[int, int]:
 
 
 def new_sockets(before: Sockets) -> dict[int, int]:
-    """Return the sockets of this process that were opened after `before` was recorded."""
-    return {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
+    """Return the sockets of this process that were opened after `before` was recorded; duplicates
+    of earlier ones, which another thread may keep in between, do not count.
+    """
+    earlier = {*before.values()}
+    return {fd: inode for fd, inode in open_sockets().items() if inode not in earlier}
 
 
 def connected(sockets: Sockets) -> dict[int, int]:
@@ -307,9 +310,12 @@ def lost_its_peers(error: BaseException) -> bool:
     return _LOST.search(" ".join(texts)) is not None
 
 
-def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
+def raise_as_stops(
+    kind: Callable[[], type[KeyboardInterrupt] | None], note_wait: Callable[[bool], None]
+) -> None:
     """Patch torch so that a collective that fails on the main thread because a connection was
     closed raises the kind of KeyboardInterrupt that `kind` returns, unless that is None.
+    `note_wait` is called as it begins to wait for that, and as it stops.
 
     gloo and NCCL raise a RuntimeError, which ``except Exception`` in a training loop would take for
     an error of the step. When Python waits for a collective, torch passes each error through one
@@ -324,9 +330,13 @@ def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and error is not None and lost_its_peers(error):
             deadline = time.monotonic() + _AWAIT_STOP_S
-            while (stop := kind()) is None and time.monotonic() < deadline:
-                # Other ranks may cut the connection before this rank receives the message.
-                time.sleep(_STOP_LOOK_S)
+            note_wait(True)
+            try:
+                while (stop := kind()) is None and time.monotonic() < deadline:
+                    # Other ranks may cut the connection before this rank receives the message.
+                    time.sleep(_STOP_LOOK_S)
+            finally:
+                note_wait(False)
             if stop is not None:
                 raise stop() from error
         return describe(*args, **kwargs)

@@ -307,19 +307,28 @@ def enter(group: Any, backend: str, store: Any, tag: str | None) -> None:
 
 
 @contextlib.contextmanager
+def apart(rank: int, size: int) -> Iterator[None]:
+    """Enter a context in which torch sees no groups but a default group with this rank and size."""
+    before = c10d._world
+    use(World(ProcessGroup(rank, size)))  # type: ignore[call-arg]
+    try:
+        yield
+    finally:
+        use(before)
+
+
+@contextlib.contextmanager
 def lending_name(world: Any, group: Any) -> Iterator[None]:
     """Enter a context in which torch can make a second group with the name of `group`, which is
     registered in `world`.
 
     torch then sees no other groups.
     """
-    name, before = world.pg_names[group], c10d._world
+    name, default = world.pg_names[group], world.default_pg
     _unregister_process_group(name)
-    default = world.default_pg
-    use(World(ProcessGroup(default.rank(), default.size())))  # type: ignore[call-arg]
     try:
-        yield
+        with apart(default.rank(), default.size()):
+            yield
     finally:
-        use(before)
         _unregister_process_group(name)
         _register_process_group(name, group)

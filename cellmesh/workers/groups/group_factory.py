@@ -147,14 +147,21 @@ class Maker:
 
         c10d._new_process_group_helper = make_watched
 
-    def make(self, asked: Asked, limit_s: float | None = None) -> Made:
+    def make(
+        self, asked: Asked, limit_s: float | None = None, store: MeshStore | None = None
+    ) -> Made:
         """Make a process group (``NON_GROUP_MEMBER`` if this rank is not in it), and return it with
         its c10d store and its connections.
+
+        Args:
+            asked: arguments of ``_new_process_group_helper``.
+            limit_s: how long ranks may take to connect, in seconds; None for no limit.
+            store: the store of its members, if that is not the mesh's.
         """
         # gloo's messages keep the time-out that gloo connects with.
         arguments = asked | {"timeout": _timeout_for(asked)}
         fill_standard_descriptors()
-        self._store.connect()
+        (store or self._store).connect()
         is_member = asked["group_rank"] is not None
         if is_member and (lack := find_lack([asked["group_size"]])):
             raise GroupDown(
@@ -167,10 +174,10 @@ class Maker:
                 patient_constructors(self._waits, limit_s),
                 _few_requests(arguments["timeout"]),
             ):
-                made, store = self._helper(**arguments)
+                made, its_store = self._helper(**arguments)
             return (
                 made,
-                store,
+                its_store,
                 Transport(connections.connected(connections.new_sockets(before)), gloo),
             )
         except BaseException:

@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, _unregister_process_group
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ...errors import MeshUsageError
 from ...stdlib import os, time
 from ...wire.groups import GroupCount
 from ..static_lookup import name_of, text_of
@@ -69,11 +70,13 @@ class Making:
         name: torch's name of the group.
         ranks: ranks of its members in the mesh; () for all.
         since: when the rank began to make it, by ``time.monotonic``.
+        label: name of a link for users; "" for a group of the mesh.
     """
 
     name: str
     ranks: tuple[int, ...]
     since: float
+    label: str = ""
 
 
 class Groups:
@@ -100,6 +103,7 @@ class Groups:
         self.calls = ProgramCalls(self._store, self._prefix, rank, world_size)
         self._default = DefaultGroup(self.calls, placement.backend, rank)
         self._groups: list[weakref.ref[HealableGroup]] = []
+        self.links: dict[str, Any] = {}  # name -> `workers.links.LinkedGroup` with other meshes
         self._plans: list[GroupPlan] = []
         self._mesh: MeshPlan | None = None
         # The rank's DeviceMesh `mesh`, even if the user has bound the name to another object.
@@ -269,14 +273,13 @@ class Groups:
         """
         # Set first: an operation that is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
-        num_cut = self._waits.end()
-        num_cut += self._cut() + self._maker.own_gloo.cut(self.ledger.kept)
+        num_cut = self._waits.end() + self._cut([*self._living(), *self.links.values()])
+        num_cut += self._maker.own_gloo.cut(self.ledger.kept)
         if not num_cut:
             self._is_broken = was_broken
         return num_cut
 
-    def _cut(self) -> int:
-        groups = self._living()
+    def _cut(self, groups: Sequence[HealableGroup]) -> int:
         sockets = {fd: inode for group in groups for fd, inode in group.sockets.items()}
         connections.await_quiet(sockets)
         return sum(group.cut() for group in groups)
@@ -286,6 +289,40 @@ class Groups:
         or healed; `with_recent`: also the last collectives among them.
         """
         return tuple(group.record.count(with_recent=with_recent) for group in self._living())
+
+    def find_link(self, name: str) -> Any:
+        """Return the process group of a link with another mesh (`cellmesh.group`)."""
+        known = {each: link for each, link in self.links.items() if link.spec.state != "dropped"}
+        if (link := known.get(name)) is None:
+            there = f" (there is {', '.join(known)})" if known else ""
+            raise MeshUsageError(
+                f"this rank has no link {name!r}{there}: cellmesh.link(a, b, name={name!r}) in the "
+                "notebook makes one"
+            )
+        self._default.own.add(str(link.group_name))
+        link.enter()
+        return link
+
+    def make_apart(self, asked: dict[str, Any], store: MeshStore, limit_s: float) -> Any:
+        """Let torch make a plain group with ranks of other meshes, which is in none of torch's
+        registries; return it with its connections.
+
+        Args:
+            asked: arguments of ``_new_process_group_helper``.
+            store: the store of its members.
+            limit_s: how long they may take to connect, in seconds.
+        """
+        connections.prepare_nccl(os.environ, self.placement.device)
+        self._maker.own_gloo.install()  # a mesh without a process group has made none yet
+        with default_group.apart(asked["group_rank"], asked["group_size"]):
+            made, _, transport = self._maker.make(asked, limit_s, store)
+        _unregister_process_group(asked["group_name"])
+        return made, transport
+
+    @property
+    def store_address(self) -> str:
+        """Address of the mesh's c10d store."""
+        return self._store.host
 
     def blueprint(self) -> bytes:
         """Return data from which a new rank makes the same groups as this rank (see `rejoin`)."""
@@ -316,7 +353,7 @@ class Groups:
             The rank's DeviceMesh.
         """
         self._default.restore()
-        self._cut()
+        self._cut(self._living())
         for group in self._living():
             group.take_down(
                 f"it is of a mesh of {self.world_size} ranks, and the mesh has {size} now",
@@ -425,7 +462,7 @@ class Groups:
             notes = self._heal(generation, participants)
         except BaseException:
             self._is_broken = True
-            self._cut()
+            self._cut(self._living())
             for group in self._living():
                 group.take_down("healing it was interrupted")
             raise
@@ -439,7 +476,7 @@ class Groups:
         self.calls.begin_generation(generation)
         self.ledger.spans.end_all()  # operations that were cut do not end otherwise
         models = self._survey()
-        self._cut()
+        self._cut(self._living())
         for group in self._living():
             group.take_down("it is being healed")
         self.ledger.forget_operations()

@@ -63,7 +63,7 @@ _OF_CPP = frozenset({"rank", "size", "boxed", "unbox", "BackendType"})
 _kept: list[Any] = []
 
 
-class _Down:
+class Down:
     """Stands in for the plain ``ProcessGroup`` of a `HealableGroup` that is down; every
     operation raises `GroupDown`.
     """
@@ -157,7 +157,7 @@ class HealableGroup(ProcessGroup):
         if self._is_foreign and self.inner is not None:
             shut_down_foreign(self.inner)
         retired: list[Any] = [self.inner, self._transport]
-        self._inner, self._transport = _Down(text), Transport()
+        self._inner, self._transport = Down(text), Transport()
         has_ended = retired[0] is None or start_thread(retired.clear)
         if not has_ended:
             _kept.append(retired)
@@ -189,7 +189,7 @@ class HealableGroup(ProcessGroup):
         inner = self._inner
         if type(inner) is ForeignGroup:
             return inner.plain
-        return None if type(inner) is _Down else inner
+        return None if isinstance(inner, Down) else inner
 
     def _gives_up_soon(self) -> bool:
         """Return whether the group's own time-out, chosen by the program, is `_SOON_S` at most."""

@@ -54,6 +54,7 @@ class GroupRecord:
     ) -> None:
         self.name, self.description, self.ranks = name, description, ranks
         self.gives_up_soon = gives_up_soon
+        self.is_linked = False  # whether its members are of several meshes: it is not compared
         self.num_doubts = 0  # the ledger's number when a collective was last compared
         self.restart()
 
@@ -62,7 +63,7 @@ class GroupRecord:
         self.num_collectives = 0
         self.recent: deque[Signed] = deque(maxlen=NUM_RECENT)
         self.whats: dict[str, What] = {}
-        self.is_touched = False
+        self.is_touched = self.is_linked
         self.num_sent: dict[int, int] = {}
         self.num_received: dict[int, int] = {}
         self.from_anyone: list[Work] = []
@@ -175,6 +176,7 @@ class Ledger:
     # Groups on which collectives have begun since `mark`.
     touched: list[GroupRecord] = field(default_factory=list)
     last: Operation | None = None  # the main thread's, ended or not
+    has_lost_peers: bool = False  # whether it has failed, and the main thread waits to be stopped
     before_run: float = 0.0  # when the last operation before the current run was begun
     # Operations that were in flight when later ones began, oldest first: the last one may fail or
     # end while an earlier one is still waited for.

@@ -124,7 +124,7 @@ class MeshStore(InterruptibleStore):
 
     def __init__(self, host: str, port: int, waits: Waits | None = None) -> None:
         super().__init__(None, waits or Waits())
-        self._host, self._port = host, port
+        self.host, self.port = host, port
         self._lock = threading.Lock()
 
     def connect(self) -> None:
@@ -138,7 +138,7 @@ class MeshStore(InterruptibleStore):
         given.
         """
         with self._lock:
-            self._host, self._port = host or self._host, port
+            self.host, self.port = host or self.host, port
             self._inner = None
 
     def has_extended_api(self) -> bool:
@@ -171,14 +171,14 @@ class MeshStore(InterruptibleStore):
             # Not `socket.create_connection`, as the function that it calls may be patched.
             with socket.socket() as connection:
                 connection.settimeout(_CONNECT_S)
-                connection.connect((self._host, self._port))
+                connection.connect((self.host, self.port))
         except OSError as error:
             raise DistNetworkError(
-                f"the c10d store at {self._host}:{self._port} cannot be reached: {error}"
+                f"the c10d store at {self.host}:{self.port} cannot be reached: {error}"
             ) from error
         with _no_name_lookups():
             return TCPStore(
-                self._host, self._port, None, is_master=False, timeout=timedelta(seconds=_CONNECT_S)
+                self.host, self.port, None, is_master=False, timeout=timedelta(seconds=_CONNECT_S)
             )
 
 

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import queue
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import ProtocolError, Released
@@ -22,6 +22,7 @@ from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stopping import QUIET_MAX_S, Pause, Steps, StopState
 from ...wire.stream import Channel
 from ...wire.verbs import InputReply
+from ..groups.ledger import GroupRecord
 from ..linux_process import main_thread_sleeps, signal_own_group, start_thread, write_stderr
 from .features import RankContext
 from .interrupts import DescriptionTimeout
@@ -91,6 +92,7 @@ class ControlThread:
         gate.is_in_step = self._context.steps.note_operation
         self._context.steps.pause = functools.partial(gate.enter, 2)
         gate.report = self._report_stop
+        self._context.release_from = self._release_from
         gate.on_raise = self._groups.backward_passes.look_around
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
@@ -211,7 +213,23 @@ class ControlThread:
             )
             self._channel.send(encode([Parcel(state)]))
 
-    def _stop(self, run: int, kind: type[KeyboardInterrupt], is_aligned: bool = False) -> None:
+    def _release_from(self, record: GroupRecord, before: float, why: str) -> None:
+        """Release the main thread if it waits, or has just failed, in an operation on a group that
+        it began before a time.
+        """
+        run, waited = self._interrupts.running, self._waits(look_at_main_thread(self._shell))
+        is_there = waited is not None and waited.group == record.name
+        if run >= 0 and waited and is_there and time.monotonic() - waited.waited_s < before:
+            named = replace(waited, collective=f"{waited.collective} ({why})")
+            self._stop(run, Released, waited=named)
+
+    def _stop(
+        self,
+        run: int,
+        kind: type[KeyboardInterrupt],
+        is_aligned: bool = False,
+        waited: Waited | None = None,
+    ) -> None:
         if self._interrupts.running != run:
             self._interrupts.request(run, kind)  # the run will not begin, or it waits
             return
@@ -221,7 +239,7 @@ class ControlThread:
             self._last_stop = (run, StopPoint(kind, Waited()))
             self._stops.put((run, kind, None))
             return
-        waited = self._waits(look_at_main_thread(self._shell))
+        waited = waited or self._waits(look_at_main_thread(self._shell))
         self._last_stop = (run, StopPoint(kind, waited or Waited()))
         if not is_aligned and waited is not None and self._groups.release():
             # The collective raises, and its error unwinds as any other. A signal now would be
@@ -303,10 +321,14 @@ class ControlThread:
         making = self._groups.making
         if making is not None and seen.collective:
             waited_s = time.monotonic() - making.since
-            return Waited(seen.collective, making.name, waited_s, making.ranks)
-        operation = self._groups.ledger.current()
-        if operation is not None and (seen.collective or (seen.may_wait and main_thread_sleeps())):
+            on = f" on the {making.label}" if making.label else ""
+            return Waited(seen.collective + on, making.name, waited_s, making.ranks)
+        operation, waits = self._groups.ledger.current(), bool(seen.collective)
+        if self._groups.ledger.has_lost_peers:  # it waits to be stopped
+            operation, waits = self._groups.ledger.last, True
+        if operation is not None and (waits or (seen.may_wait and main_thread_sleeps())):
             name = operation.name if seen.collective in ("", "wait") else seen.collective
+            name += f" on the {operation.record.label}" if operation.record.is_linked else ""
             return Waited(name, operation.group, time.monotonic() - operation.since)
         if seen.collective:  # waits for a store
             return Waited(seen.collective, "", self._since_seen(seen))

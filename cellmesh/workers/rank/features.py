@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..groups.groups import Groups
+    from ..groups.ledger import GroupRecord
     from .actors import Actors
     from .handles import Handles
     from .interrupts import Interrupts
@@ -71,6 +73,8 @@ class RankContext:
     code: str = ""  # directory with copies of the user's modules, on another host (`CodeStore`)
     steps: OptimizerSteps = field(default_factory=OptimizerSteps)
     observer: CellObserver | None = None
+    # Releases the main thread from an operation on a group, begun before a time, with the reason.
+    release_from: Callable[[GroupRecord, float, str], None] = lambda record, before, why: None
     _handlers: dict[str, Handler] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 

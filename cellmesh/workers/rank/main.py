@@ -156,7 +156,7 @@ def run_rank(
         Spans(tracker.records),
     )
     meter = MemoryMeter(placement.device)
-    shell.call_at_heal = groups.heal_callbacks.add
+    shell.call_at_heal, shell.find_group = groups.heal_callbacks.add, groups.find_link
     link = SegmentLink(segments, options.local_world_size)
     code = str(Path(options.log_path).parents[1] / "code/current")
     context = RankContext(shell, groups, interrupts, link, placement.device, code)
@@ -191,7 +191,7 @@ def run_rank(
     import_times = ImportTimes()
     import_times.install()
     shell.stopped_by = lambda: control_thread.kind_of_stop(interrupts.running)
-    raise_as_stops(shell.stopped_by)
+    raise_as_stops(shell.stopped_by, functools.partial(setattr, groups.ledger, "has_lost_peers"))
     executor = Executor(
         context,
         pump,

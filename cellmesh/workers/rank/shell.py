@@ -65,6 +65,7 @@ class RankShell(InteractiveShell):
     _shown: list[BaseException] | None = None
     report_numbers: Callable[[float | None, Mapping[str, Any]], None] = AnyTrait()  # type: ignore[assignment]
     call_at_heal: Callable[[Callable[[], object]], None] = AnyTrait()  # type: ignore[assignment]
+    find_group: Callable[[str], Any] = AnyTrait()  # type: ignore[assignment]
     stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
 
     @property
