@@ -288,10 +288,16 @@ def test_redefine_keeps_the_state(mesh: cm.Mesh, counter: Any) -> None:
         def much(self) -> int:
             return 1000
 
+        def is_locked(self) -> Any:
+            return lock.locked()  # type: ignore[name-defined]  # noqa: F821
+
     class Number(int):
         pass
 
     counter.add()
+    mesh.cell("import threading; lock = threading.Lock()")  # which cannot be pickled
+    mesh.redefine(counter, Better)
+    mesh.cell("assert not counter.is_locked()")
     mesh.redefine(counter, Better)
     assert counter.add(1).list == [11] * 4
     assert counter[0].much() == 1000

@@ -72,12 +72,11 @@ class Actors:
         if dropped is not None and self._namespace.get(name) is dropped:
             del self._namespace[name]
 
-    def redefine(self, name: str, _: str, kind: type, /) -> type:
-        """Give an actor another class, and return the one that it had; its state stays."""
-        had = type(self._find(name))
-        self._objects[name].__class__ = kind
+    def redefine(self, name: str, _: str, kind: type, /) -> None:
+        """Give an actor another class; its state stays."""
+        self._find(name).__class__ = kind
         self._missing[name] = find_missing_names((kind,))
-        return had
+        bind_again(self._missing[name], self._namespace)
 
     def send(self, name: str, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method, and return no value."""

@@ -215,11 +215,21 @@ def _visit_functions(
             todo += [part.func, part.args, part.keywords]
         elif isinstance(part, type):
             if part.__module__ == "__main__" or "<locals>" in part.__qualname__:
-                todo += [v for v in vars(part).values() if isinstance(v, types.FunctionType)]
+                todo += part.__bases__
+                for value in vars(part).values():
+                    todo += _functions_of(value)
         elif isinstance(part, dict):
             todo += part.values()
         elif isinstance(part, _CONTAINERS):
             todo += part
+
+
+def _functions_of(value: Any) -> list[types.FunctionType]:
+    """Return the functions of an attribute of a class: of a method or a property."""
+    parts: list[Any] = [getattr(value, "__func__", value)]  # of a static or class method
+    if isinstance(value, property):
+        parts = [value.fget, value.fset, value.fdel]
+    return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
 def bind(

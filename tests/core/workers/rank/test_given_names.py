@@ -89,6 +89,19 @@ def local_functions() -> dict[str, Callable[[], Any]]:
         def count(self) -> Any:
             return rank  # type: ignore[name-defined]  # noqa: F821
 
+    class Derived(Counter):
+        pass
+
+    class Static:
+        @staticmethod
+        def static() -> Any:
+            return rank  # type: ignore[name-defined]  # noqa: F821
+
+    class Property:
+        @property
+        def value(self) -> Any:
+            return rank  # type: ignore[name-defined]  # noqa: F821
+
     return {
         "itself": inner,
         "in a closure": lambda: inner(),
@@ -96,6 +109,9 @@ def local_functions() -> dict[str, Callable[[], Any]]:
         "a partial": functools.partial(inner),
         "a method": Counter().count,
         "a method made there": lambda: Counter().count(),
+        "a static method": lambda: Static.static(),
+        "a property": lambda: Property().value,
+        "a base's method": lambda: Derived().count(),
     }
 
 
