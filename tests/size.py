@@ -52,8 +52,8 @@ FEATURES = (
         "__init__.py __main__.py errors.py stdlib.py",
     ),
     Feature(
-        "messages between processes",
-        1200,
+        "messages between processes",  # with Results, which ranks give as well
+        1215,
         "wire/",
     ),
     Feature(
@@ -207,8 +207,8 @@ FEATURES = (
         "wire/nests.py controller/actors.py workers/rank/actors.py",
     ),
     Feature(
-        "handles of actors on ranks",
-        130,
+        "handles of actors on ranks",  # and calls from rank to rank
+        520,
         "wire/handles.py workers/rank/handles.py",
     ),
     Feature(
@@ -237,13 +237,13 @@ FEATURES = (
         "workers/zygote.py",
     ),
     Feature(
-        "calls that wait",
-        190,
+        "calls that wait",  # and work that other ranks send
+        200,
         "workers/rank/tasks.py",
     ),
     Feature(
         "ranks' processes",
-        2175,  # 15 of them to release a rank from a link
+        2190,  # 15 of them to release a rank from a link
         "workers/",
     ),
     Feature(

@@ -162,8 +162,8 @@ def _in_brackets(verb: Failed) -> str:
 
 
 def _describe_failure(verb: Any, exc: BaseException) -> str:
-    if isinstance(exc, RankDied):
-        return exc.reason
+    if type(verb) is Died:
+        return verb.reason
     line = _in_brackets(verb)
     if verb.type_name == "BdbQuit":
         return f"left the debugger{line}"
@@ -182,6 +182,8 @@ def describe_state(state: RankState) -> str:
         return f"asking you{line}"
     if state.collective:
         return f"in {state.collective}{line}"
+    if state.peer:
+        return f"waiting for {state.peer}{line}"
     where = f" {state.where}" if state.where else ""
     return f"running{where}{line}"
 
@@ -226,7 +228,7 @@ def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_rank
         return verdict.text
     idle = {rank for rank, state in states.items() if state.run < 0}
     parts = describe_waits(states, idle, gone, num_ranks)
-    if not parts:
+    if not parts and not any(state.peer for state in states.values()):
         return "no rank waits for another"
     doing = group_ranks(
         {r: describe_state(state) for r, state in sorted(states.items()) if not state.collective}

@@ -23,6 +23,7 @@ from ..errors import MeshUsageError, RanksInterrupted
 from ..stdlib import time
 from ..wire.codec import Frame, Parcel, encode
 from ..wire.messages import Channel, Done, Failed, Pickled, Relay, Work, WorkVerb
+from ..wire.ranks import Results as Results
 from ..wire.ranks import describe_ranks
 from ..wire.segments import SegmentFrame
 from ..wire.status import RankState
@@ -86,21 +87,6 @@ class WorkItem(msgspec.Struct, frozen=True):
             self.interleaves,
         )
         return Parcel(relay, tuple(frames))
-
-
-class Results(dict[int, T], Generic[T]):
-    """The values that ranks returned: rank -> value, in the order of ranks."""
-
-    def __missing__(self, rank: int) -> T:
-        raise KeyError(f"no result of rank {rank}: there are results of {[*self]}")
-
-    def __repr__(self) -> str:
-        return f"Results({super().__repr__()})"
-
-    @property
-    def list(self) -> list[T]:
-        """The values of the results as a list, in the order of ranks, without the rank numbers."""
-        return [*self.values()]
 
 
 class RunControl(Protocol):

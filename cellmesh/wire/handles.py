@@ -1,17 +1,27 @@
-"""Handles of actors on their way between processes, and the methods of an actor's class."""
+"""Handles of actors on their way between processes, the methods of an actor's class, and messages
+of calls from rank to rank.
+
+Each rank that has an actor listens on a unix socket in its mesh's directory. It first sends a
+random challenge; the caller answers with `prove`, for which it needs the mesh's key, and only then
+is anything else read. The messages that follow are framed as in `stream`.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from ..errors import MeshUsageError, did_you_mean
+from .codec import Codec
+from .messages import Done, Failed
 from .ranks import describe_ranks
+from .verbs import Pickled, Verb
 
 
 class NoMethodError(MeshUsageError, AttributeError):
@@ -55,6 +65,85 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         return f"{self.mesh} {self.rank}"
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True):
+    """A call from rank to rank.
+
+    Attributes:
+        caller: the calling rank.
+        run: the caller's number of the call.
+        title: actor, method and rank that are called.
+        since_s: since when the caller's main thread waits for the answer, by `time.monotonic`.
+    """
+
+    caller: Peer
+    run: int
+    title: str
+    since_s: float = 0.0
+
+
+class PeerCall(Verb, frozen=True):
+    """Ask a rank to call a method of an actor, as `RunCall` with `of_actor`.
+
+    `link` is this call, and `chain` the calls for which it is made, outermost first.
+    """
+
+    link: Link
+    chain: tuple[Link, ...]
+    payload: Pickled
+
+
+class PeerCancel(Verb, frozen=True):
+    """Interrupt a call: its caller does not want the answer any more."""
+
+    run: int
+
+
+class Chase(Verb, frozen=True):
+    """Look for a cycle of waiting ranks: the caller of each call waits for its answer, and the
+    called rank has made the next call; the receiver has got the last one.
+    """
+
+    links: tuple[Link, ...]
+
+
+# Numbers of runs on a rank that are calls of other ranks begin here, below those of heals.
+FIRST_PEER_RUN = 1 << 39
+CHALLENGE_BYTES = PROOF_BYTES = 32
+# Calls from one rank to another that may be in flight.
+MAX_CALLS = 10_000
+
+
+def prove(key: str, challenge: bytes) -> bytes:
+    """Return the answer to a rank's challenge, which shows that the caller has its mesh's key."""
+    return hmac.digest(key.encode(), b"cellmesh handles" + challenge, "sha256")
+
+
+def socket_of(directory: str, rank: int) -> str:
+    """Return the path on which a rank listens; not longer than the agent's (`Ticket`)."""
+    return f"{directory}/{rank}.sock"
+
+
+def at_rank_from_rank() -> Codec[Any]:
+    """Make a rank's decoder of messages from ranks."""
+    return Codec(PeerCall | PeerCancel | Chase | Done | Failed, "a rank")
+
+
+def describe_cycle(links: Sequence[Link]) -> str:
+    """Describe, in words, ranks that wait for each other.
+
+    Args:
+        links: calls, of which each is for the caller of the next one, and the last one for the
+            caller of the first.
+    """
+    waits = (f"{link.caller} waits for {link.title}" for link in links)
+    return f"this call can never end, as {', and '.join(waits)}: let one of them be `async def`"
+
+
+def closes_last(link: Link, links: Sequence[Link]) -> bool:
+    """Return whether a call of a cycle is the one that has closed it."""
+    return max(links, key=lambda each: (each.since_s, each.run)) == link
 
 
 def mark_of(key: str) -> str:

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ..errors import MeshUsageError
 
 T = TypeVar("T", bound=Hashable)
+V = TypeVar("V")
 # A longer set of ranks is written as its size and the first few ranks.
 _MAX_CHARACTERS, _NUM_FIRST = 60, 3
+
+
+class Results(dict[int, V], Generic[V]):
+    """The values that ranks returned: rank -> value, in the order of ranks."""
+
+    def __missing__(self, rank: int) -> V:
+        raise KeyError(f"no result of rank {rank}: there are results of {[*self]}")
+
+    def __repr__(self) -> str:
+        return f"Results({super().__repr__()})"
+
+    @property
+    def list(self) -> list[V]:
+        """The values of the results as a list, in the order of ranks, without the rank numbers."""
+        return [*self.values()]
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -71,6 +71,7 @@ class RankState(Verb, frozen=True):
     of the group that it is making (`group` is its name); `memory` the memory that it uses; `steps`
     the steps of its optimizers in the last run, if it is idle. `waiting` has the calls that wait
     beside other work; while one of them executes, the rank is idle unless it is in a collective.
+    `peer` names the calls of other ranks' actors for whose values it waits.
     """
 
     request: int
@@ -93,6 +94,7 @@ class RankState(Verb, frozen=True):
     is_half_done: bool = False
     making: tuple[int, ...] = ()
     waiting: tuple[WaitingCall, ...] = ()
+    peer: str = ""
 
 
 class Stacks(Verb, frozen=True):

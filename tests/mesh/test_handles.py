@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cellmesh as cm
-from cellmesh.errors import MeshUsageError
+from cellmesh.errors import MeshUsageError, RankFailure, RanksInterrupted
+from cellmesh.wire.handles import CHALLENGE_BYTES, PROOF_BYTES, prove
 from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.mesh.conftest import Recorder, state_of
 
 WAIT_S = 60.0
 
@@ -28,8 +34,57 @@ class Counter:
         self.count += number
         return self.count
 
+    def fail(self) -> None:
+        raise KeyError("no such")
+
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self.other, method)(*args)
+
+    async def call_async(self, method: str, *args: Any) -> Any:
+        return await getattr(self.other, method)(*args)
+
+    def call_all_ways(self) -> Any:
+        add = self.other.add
+        run = add.submit(10)
+        add.send(100)
+        return add(1), run.result(WAIT_S), add.any(0).result(WAIT_S), len(self.other)
+
+    def cross(self, own: str, others: str) -> int:
+        """Call the other rank once that is about to call this one."""
+        import time
+        from pathlib import Path
+
+        Path(own).touch()
+        until = time.monotonic() + WAIT_S
+        while not Path(others).exists() and time.monotonic() < until:
+            time.sleep(0.001)
+        return int(self.other.add(1))
+
+    async def never(self) -> None:
+        import asyncio
+
+        self.count = -1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.count = -2
+
     def give_self(self) -> Any:
         return {"self": self, "other": self.other}
+
+
+class Teller:
+    """An actor that prints."""
+
+    def tell(self, text: str) -> None:
+        print(text)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Ask until a condition holds."""
+    until = time.monotonic() + WAIT_S
+    while not is_true():
+        assert time.monotonic() < until
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +148,99 @@ def test_a_handle_whose_actor_was_dropped_says_so(meshes: tuple[cm.Mesh, cm.Mesh
     meshes[0].drop(brief)
     with pytest.raises(MeshUsageError, match="brief, an actor of left, was dropped"):
         pickle.loads(pickled).add()
+
+
+def test_ranks_call_ranks(meshes: tuple[cm.Mesh, cm.Mesh], left: Any, right: Any) -> None:
+    meshes[0].cell("left.count = 0")
+    assert right.call("add", 5) == {0: 5, 1: 5}
+    assert right.call_async("add", 5) == {0: 10, 1: 10}
+    one = meshes[1].spawn(Counter, left[1], name="one")
+    assert one.call_all_ways() == (121, 20, 121, 1)
+    assert left.add(0).list == [10, 121]
+    with pytest.raises(RankFailure) as caught:
+        one.call("fail")
+    (error,) = caught.value.exceptions
+    assert isinstance(error, KeyError)
+    assert "raised by left.fail on left 1:" in error.__notes__[0]
+    for method, text in (("ad", "did you mean 'add'"), ("fail", "no such"), ("_x", "private")):
+        with pytest.raises(RankFailure, match=text):
+            one.call_async(method)
+
+
+def test_what_a_called_method_prints_is_below_the_last_run_of_its_mesh(
+    meshes: tuple[cm.Mesh, cm.Mesh], left: Any
+) -> None:
+    teller = meshes[0][0].spawn(Teller, name="teller")
+    caller = meshes[1].spawn(Counter, teller, name="caller")
+    sink = Recorder()
+    meshes[0].submit_cell("1", sink=sink).result(WAIT_S)
+    caller.call("tell", "hello")
+    sink.wait_for_line("hello", WAIT_S)
+
+
+def test_nothing_is_read_from_a_process_without_the_key(
+    meshes: tuple[cm.Mesh, cm.Mesh], left: Any
+) -> None:
+    path = Path(meshes[0].rank_set.session.ticket.directory) / "0.sock"
+    assert path.stat().st_mode & 0o777 == 0o600
+    for proof in (bytes(PROOF_BYTES), b"short", prove("another key", bytes(CHALLENGE_BYTES))):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(WAIT_S)
+            connection.connect(str(path))
+            assert len(connection.recv(CHALLENGE_BYTES)) == CHALLENGE_BYTES
+            connection.sendall(proof)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
+    assert left.add(0)
+
+
+def test_a_cycle_raises_where_it_is_closed(
+    meshes: tuple[cm.Mesh, cm.Mesh], left: Any, right: Any
+) -> None:
+    first = meshes[0][0].spawn(Counter, right[0], name="first")
+    second = meshes[1].spawn(Counter, first, name="second")
+    for method in ("call", "call_async"):
+        with pytest.raises(RankFailure, match="can never end, as right 0 waits for first"):
+            second.call(method, "add")
+    assert second.call_async("call", "add") == right.add(0)
+
+
+def test_a_cycle_of_independent_calls_raises_once(
+    meshes: tuple[cm.Mesh, cm.Mesh], right: Any, tmp_path: Path
+) -> None:
+    third = meshes[0][0].spawn(Counter, right[0], name="third")
+    fourth = meshes[1].spawn(Counter, third, name="fourth")
+    files = str(tmp_path / "a"), str(tmp_path / "b")
+    runs = third.cross.submit(*files), fourth.cross.submit(*reversed(files))
+    failures = [run.gather(WAIT_S)[1] for run in runs]
+    assert sum(map(len, failures)) == 1
+    (error,) = (error for each in failures for error in each.values())
+    assert "left 0 waits for right.add on right 0" in str(error)
+    assert "right 0 waits for third.add on left 0" in str(error)
+
+
+def test_an_interrupt_reaches_the_caller_and_the_called(
+    meshes: tuple[cm.Mesh, cm.Mesh], left: Any
+) -> None:
+    waiter = meshes[1].spawn(Counter, left[0], name="waiter")
+    run = waiter.call.submit("never")
+    wait_until(lambda: meshes[0].pull("left.count")[0] == -1)
+    assert state_of(meshes[1], 0).peer == "left.never on left 0"
+    assert "rank 0 is waiting for left.never on left 0" in meshes[1].why()
+    run.cancel()
+    with pytest.raises(RanksInterrupted):
+        run.result(WAIT_S)
+    wait_until(lambda: meshes[0].pull("left.count")[0] == -2)
+
+
+def test_a_call_of_a_rank_that_ends_raises_at_once(
+    meshes: tuple[cm.Mesh, cm.Mesh], left: Any
+) -> None:
+    lost = meshes[1].spawn(Counter, left[1], name="lost")
+    run = lost.call.submit("never")
+    wait_until(lambda: meshes[0].pull("left.count")[1] == -1)
+    os.kill(meshes[0].pull("__import__('os').getpid()")[1], signal.SIGKILL)
+    with pytest.raises(RankFailure, match="RankDied: rank 1 has ended, or was replaced"):
+        run.result(WAIT_S)
+    with pytest.raises(RankFailure, match="rank 1 of left is dead"):
+        lost.call("add")

@@ -32,6 +32,8 @@ class Actors:
         self._namespace, self._rank = namespace, rank
         self._objects: dict[str, Any] = {}
         self._names: dict[int, str] = {}  # by id of the object
+        self.on_made: Callable[[], None] = lambda: None
+        self.serve: Callable[..., Any]  # operation of another rank's call (`Handles.serve`)
         self._missing: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {}
         self._streams: dict[int, tuple[Any, asyncio.Lock | None]] = {}
 
@@ -62,6 +64,7 @@ class Actors:
         bind_again(self._missing[name], self._namespace)
         made = self._objects[name] = self._namespace[name] = kind(*args, **kwargs)
         self._names[id(made)] = name
+        self.on_made()
 
     def drop(self, name: str, _: str, /) -> None:
         """Forget an actor, and remove its variable unless user code has bound that to another

@@ -378,6 +378,7 @@ class ControlThread:
             in_flight=self._groups.ledger.in_flight() if waited.collective else (),
             steps=Steps() if busy else self._context.steps.describe(self._shell.user_ns),
             waiting=describe_waiting(self._calls, self._shell) if self._calls else (),
+            peer=self._context.describe_wait() if busy else "",
         )
 
     def _query(self, verb: Request) -> Parcel[Done]:

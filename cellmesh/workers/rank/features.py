@@ -9,7 +9,6 @@ import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...wire.codec import Frame
@@ -75,6 +74,8 @@ class RankContext:
     observer: CellObserver | None = None
     # Releases the main thread from an operation on a group, begun before a time, with the reason.
     release_from: Callable[[GroupRecord, float, str], None] = lambda record, before, why: None
+    tasks: Any = None  # its `Tasks`
+    divert: Callable[[Callable[[Any], Any]], None] = lambda choose: None  # `Pump.divert`
     _handlers: dict[str, Handler] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -82,14 +83,19 @@ class RankContext:
     def actors(self) -> Actors:
         """The actors of the rank."""
         made: Actors = load("rank.actors").Actors(self.shell.user_ns, self.groups.rank)
+        made.on_made = lambda: self.handles.listen()
+        made.serve = lambda *args, **kwargs: self.handles.serve(*args, **kwargs)
         return made
 
     @functools.cached_property
     def handles(self) -> Handles:
         """The handles of actors that have arrived on the rank."""
-        directory = Path(self.code).parents[1]
-        made: Handles = load("rank.handles").Handles(directory, self.groups.rank, self.actors)
+        made: Handles = load("rank.handles").Handles(self)
         return made
+
+    def describe_wait(self) -> str:
+        """Return for which calls of other ranks' actors the main thread waits; "" for none."""
+        return self.handles.describe_wait() if "handles" in vars(self) else ""
 
     def find_handler(self, request: FeatureRequest) -> Handler:
         """Return the handler of a feature's request; raise a CellmeshError if its module cannot be

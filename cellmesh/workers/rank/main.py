@@ -164,6 +164,7 @@ def run_rank(
     context.steps.install()
     tasks = Tasks(interrupts, tracker, groups.ledger)
     shell.use_loop(tasks.run)
+    context.tasks, context.divert = tasks, pump.divert
     control_thread = ControlThread(Channel(control), context, asker, meter, tasks.calls)
     control_thread.start()
     names = {
@@ -233,11 +234,14 @@ def _work(
         if held and not holds_back:
             inbox.extendleft(reversed(held))
             held.clear()
-        if executor.tasks.alive or not inbox:
+        tasks = executor.tasks
+        if tasks.alive or tasks.wake >= 0 or not inbox:
             try:
-                if executor.tasks.alive:
-                    executor.tasks.turn(channel, bool(inbox))
-                if not inbox:
+                has_message = True
+                if tasks.alive or tasks.wake >= 0:
+                    has_message = tasks.turn(channel, bool(inbox))
+                    inbox.extend(tasks.take())
+                if not inbox and has_message:
                     inbox.extend(_CODEC.decode(channel.receive()))
             except KeyboardInterrupt:  # its run has just ended
                 continue

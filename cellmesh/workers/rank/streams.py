@@ -99,6 +99,11 @@ class Pump:
         """Start the thread that sends collected text."""
         threading.Thread(target=self._post_gathered, name="cellmesh-output", daemon=True).start()
 
+    def divert(self, choose: Callable[[Sequence[Parcel[Any]]], Sequence[Parcel[Any]]]) -> None:
+        """From now on, send only the messages that a function returns of those to be sent."""
+        post = self._post
+        self._post = lambda parcels: post(kept) if (kept := choose(parcels)) else None
+
     def write(self, run: int, stream: StreamName, text: str) -> None:
         """Add text that a run has printed to a stream, to be sent soon."""
         if os.getpid() != self._pid:

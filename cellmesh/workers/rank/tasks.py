@@ -12,14 +12,17 @@ cancelled in place of that (`asyncio.Task.cancel`).
 
 from __future__ import annotations
 
+import collections
 import math
 import select
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MeshUsageError
+from ...stdlib import os
+from ...wire.codec import Parcel
 from ...wire.status import WaitingCall
 from ..groups.ledger import Ledger
 from ..run_tracker import IN_LOOP, RunTracker
@@ -155,6 +158,8 @@ class Tasks:
     ledger: Ledger
     alive: set[asyncio.Task[Any]] = field(default_factory=set)
     calls: dict[int, Call] = field(default_factory=dict)
+    wake: int = -1  # an eventfd that is readable once other ranks have called; -1 before the first
+    _arrived: collections.deque[Parcel[Any]] = field(default_factory=collections.deque)
     _order: CollectiveOrder = field(default_factory=CollectiveOrder)
     _loop: Any = None
     _poll: Any = None  # of the rank's socket and the loop's
@@ -204,20 +209,38 @@ class Tasks:
 
     # ---- the loop
 
-    def turn(self, channel: Channel, is_short: bool) -> None:
-        """Let tasks execute until a message arrives; if there is work, those that can go on now.
+    def let_wake(self) -> None:
+        """Let work of other ranks arrive (`add`)."""
+        self.wake, self._poll = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), None
+
+    def add(self, parcel: Parcel[Any]) -> None:
+        """Add work of another rank; usable on any thread."""
+        self._arrived.append(parcel)
+        os.eventfd_write(self.wake, 1)
+
+    def take(self) -> Iterator[Parcel[Any]]:
+        """Remove and yield the work of other ranks that has arrived."""
+        while self._arrived:
+            yield self._arrived.popleft()
+
+    def turn(self, channel: Channel, is_short: bool) -> bool:
+        """Let tasks execute until work arrives; if there is work, those that can go on now.
 
         The loop is entered only for these: a call beside tasks that wait costs one `poll` more.
 
         Args:
             channel: the channel of the rank's work.
             is_short: whether there is work.
+
+        Returns:
+            Whether the channel has a message.
         """
         loop = self._get_loop()
         if self._poll is None:
             self._poll = select.poll()
-            for descriptor in (channel.fileno(), loop._selector.fileno()):
-                self._poll.register(descriptor, select.POLLIN)
+            for descriptor in (channel.fileno(), loop._selector.fileno(), self.wake):
+                if descriptor >= 0:
+                    self._poll.register(descriptor, select.POLLIN)
         is_short, self.tracker.main_run = is_short or channel.has_message, IN_LOOP
         try:
             while True:
@@ -226,8 +249,10 @@ class Tasks:
                 if due_ms == 0 or loop._selector.fileno() in ready:
                     loop.stop()  # after one pass
                     self._execute(loop.run_forever, -1)
-                if is_short or channel.fileno() in ready:
-                    return
+                if self.wake in ready:
+                    os.eventfd_read(self.wake)
+                if is_short or not ready.keys().isdisjoint((channel.fileno(), self.wake)):
+                    return channel.has_message or channel.fileno() in ready
         finally:
             self.tracker.main_run = -1
 
