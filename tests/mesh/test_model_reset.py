@@ -38,7 +38,7 @@ def quick() -> Iterator[cm.Mesh]:
             settle_s=0.05,
             preload="tests.mesh.training",
         ) as started:
-            started.cell("from tests.mesh import training")
+            started.cell("%xmode Minimal\nfrom tests.mesh import training")
             yield started
         check_nothing_left(directory)
 
