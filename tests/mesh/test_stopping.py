@@ -54,7 +54,7 @@ ROUNDS = {
 
 @pytest.fixture(scope="module")
 def _groups(mesh: cm.Mesh) -> None:
-    mesh.cell(SETUP)
+    mesh.cell(f"%xmode Minimal\n{SETUP}")  # tracebacks of torch take long to render
 
 
 @pytest.fixture
