@@ -187,8 +187,8 @@ FEATURES = (
         "magics/views/dashboard/",
     ),
     Feature(
-        "widgets and tables",
-        541,
+        "widgets and tables",  # with that of actors
+        565,
         "controller/live_views.py magics/views/ magics/render/",
     ),
     Feature(

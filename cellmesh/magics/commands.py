@@ -41,7 +41,7 @@ from .export.recording import Recorder
 from .export.script import export
 from .options import Given, chosen, parse, unquote
 from .render.profiles import describe_timings, show_profile, show_timeline
-from .render.tables import Table, join_tables, memory_table, status_table
+from .render.tables import Table, actors_table, join_tables, memory_table, status_table
 
 # Maximum wait of a cell for the end of a recovery, which takes a fraction of a second.
 _RECOVERY_S = 3.0
@@ -276,6 +276,14 @@ class Commands:
             table = status_table(repr(each), each.report(), each.states())
             more = each.rank_set.session.describe_transitions() if options["debug"] else []
             tables[each.name] = dataclasses.replace(table, notes=[*table.notes, *more])
+        return tables[mesh.name] if len(tables) == 1 else join_tables(tables, mesh.name)
+
+    def dist_actors(self, options: Given) -> Table:
+        mesh, tables = self._need_mesh(options), {}
+        for each in self._each(options):
+            actors = each.rank_set.session.actors
+            states = each.states() if actors else {}
+            tables[each.name] = actors_table(repr(each), actors, each.runs, states)
         return tables[mesh.name] if len(tables) == 1 else join_tables(tables, mesh.name)
 
     def dist_mem(self, options: Given) -> Table:

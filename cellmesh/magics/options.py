@@ -124,6 +124,9 @@ dist_status: Show each rank of the notebook's meshes: process, device, what it i
     --live: A dashboard that goes on, with buttons.
     --debug: Below, modules imported before the fork, and the last steps of failed runs and heals.
 
+dist_actors: Show the actors of the notebook's meshes: class, ranks, calls in flight, what they do.
+    %dist_actors
+
 dist_timeline: Show when each rank computed, and when it waited in which collective, in the last
 cells.
     %dist_timeline --cells 3

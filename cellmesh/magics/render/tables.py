@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ...controller.failure_summary import describe_state
 from ...controller.inspect import Comparison, Spread, compare, describe_odd
@@ -13,6 +15,10 @@ from ...wire.inspect import TensorSummary
 from ...wire.ranks import count_ranks, describe_groups, format_ranks, group_ranks
 from ...wire.segments import format_bytes
 from ...wire.status import RankInfo, RankState
+
+if TYPE_CHECKING:
+    from ...controller.actors import Spawned
+    from ...controller.run import Run
 
 # With more ranks, equal ranks share a row: in tables of status and memory; in the dashboard.
 MAX_ROWS, MAX_GRID = 16, 64
@@ -311,6 +317,54 @@ def doing(info: RankInfo, state: RankState | None) -> str:
     more = [f"{len(calls) - _MAX_WAITING} more wait"] if len(calls) > _MAX_WAITING else []
     waiting = "".join(f"; {text}" for text in (*calls[:_MAX_WAITING], *more))
     return f"{cell}{describe_state(state)}{waiting}{new}"
+
+
+def actors_table(
+    caption: str,
+    actors: Mapping[str, Spawned],
+    runs: Iterable[Run[Any]],
+    states: Mapping[int, RankState],
+) -> Table:
+    """Return the table of ``%dist_actors`` of one mesh.
+
+    Args:
+        caption: description of the mesh in a sentence.
+        actors: name -> the actor.
+        runs: the mesh's runs in flight.
+        states: rank -> its state; ranks that do not answer are missing.
+    """
+    titles, rows = {run.number: run.title for run in runs}, []
+    for name, actor in actors.items():
+        num_calls = sum(title.startswith(f"{name}.") for title in titles.values())
+        doing = {
+            rank: "replaced, and has none"
+            if rank in actor.lost
+            else _doing_as(name, titles, states.get(rank))
+            for rank in actor.rank_set.ranks
+        }
+        alike = group_ranks(doing)
+        texts = [
+            text if len(alike) == 1 else f"{format_ranks(ranks)}: {text}"
+            for text, ranks in alike.items()
+        ]
+        where = format_ranks(actor.rank_set.ranks)
+        rows.append((name, actor.kind.__name__, where, str(num_calls or ""), " / ".join(texts)))
+    return Table(("actor", "class", "ranks", "calls", "state"), rows, caption, wraps=True)
+
+
+def _doing_as(name: str, titles: Mapping[int, str], state: RankState | None) -> str:
+    """Return what a rank does as an actor, in words."""
+    if state is None:
+        return "dead, or does not answer"
+    waits = collections.Counter(
+        f"{each.title} waits {each.where}".rstrip()
+        for each in state.waiting
+        if each.title.startswith(f"{name}.")
+    )
+    texts = [f"{text} ({number} calls)" if number > 1 else text for text, number in waits.items()]
+    title = titles.get(state.run, "")
+    own = f"{title}, " if title.startswith(f"{name}.") else ""
+    return "; ".join(texts if texts and state.run < 0 else [own + describe_state(state), *texts])
 
 
 def facts_table(

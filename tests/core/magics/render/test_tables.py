@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from cellmesh.controller.inspect import compare
-from cellmesh.magics.render.tables import Table, facts_table, join_tables, status_table
+from cellmesh.magics.render.tables import (
+    Table,
+    actors_table,
+    facts_table,
+    join_tables,
+    status_table,
+)
 from cellmesh.wire.inspect import TensorSummary
-from cellmesh.wire.status import MemoryUse, RankInfo, RankState
+from cellmesh.wire.status import MemoryUse, RankInfo, RankState, WaitingCall
 
 
 def info(rank: int, **changes: Any) -> RankInfo:
@@ -199,3 +206,38 @@ def test_replicas_are_compared_in_words(facts: dict[int, TensorSummary], words: 
     assert str(compare(facts)) == words
     # A meta or sparse tensor has values that were not looked at.
     assert "equal" not in str(compare(facts_with(((), ""), ((), ""))))
+
+
+# ---- actors
+
+
+def test_actors_are_shown_with_what_their_ranks_do() -> None:
+    waiting = tuple(WaitingCall(run, "trainer.serve", "in sleep at In[1] line 2") for run in (5, 6))
+    states = {
+        0: state(0, 7, peer="scorer.score on scorer 0", line=3),
+        1: state(1, waiting=waiting),
+        2: state(2, 9, where="f(x)", waiting=waiting[:1]),
+        3: state(3),
+    }
+    runs: list[Any] = [
+        SimpleNamespace(number=number, title=title)
+        for number, title in ((5, "trainer.serve"), (7, "trainer.step"), (9, "f"))
+    ]
+    actors: dict[str, Any] = {
+        name: SimpleNamespace(kind=dict, rank_set=SimpleNamespace(ranks=ranks), lost={4})
+        for name, ranks in (("trainer", (0, 1, 2, 3, 4, 5)), ("train", (3,)))
+    }
+    table = actors_table("the mesh", actors, runs, states)
+    assert table.rows == [
+        (
+            "trainer",
+            "dict",
+            "0-5",
+            "2",
+            "0: trainer.step, waiting for scorer.score on scorer 0 at line 3 / "
+            "1: trainer.serve waits in sleep at In[1] line 2 (2 calls) / "
+            "2: running f(x); trainer.serve waits in sleep at In[1] line 2 / "
+            "3: idle / 4: replaced, and has none / 5: dead, or does not answer",
+        ),
+        ("train", "dict", "3", "", "idle"),
+    ]
