@@ -21,43 +21,68 @@ from .run import measure_all
 from .targets import ACTORS_TARGETS
 from .units import MILLISECONDS, SECONDS, Unit
 
-_LEAN = ("lean-call", "call_s")
-_CALL, _METHOD = ("cellmesh-actors", "call_s"), ("cellmesh-actors", "method_s")
 _Key = tuple[str, str]
+
+
+def _own(measure: str) -> _Key:
+    return "cellmesh-actors", measure
+
+
 # A row: what, its figure, and those beside it.
 _ROWS: tuple[tuple[str, _Key, Unit, dict[str, _Key]], ...] = (
+    *(
+        (
+            f"second mesh, of 2 ranks, in a {where}",
+            ("cellmesh-second", f"{where}_s"),
+            SECONDS,
+            {"further ones": ("cellmesh-second", f"{where}_more_s")},
+        )
+        for where in ("script", "notebook")
+    ),
     (
-        "second mesh, of 2 ranks, in a script",
-        ("cellmesh-second", "script_s"),
+        "`mesh.run` of a no-op, before any actor",
+        _own("call_s"),
+        MILLISECONDS,
+        {"lean call": ("lean-call", "call_s")},
+    ),
+    (
+        "no-op method on all",
+        _own("method_s"),
+        MILLISECONDS,
+        {
+            "`mesh.run`": _own("run_s"),
+            "Monarch": ("monarch-actors", "method_s"),
+            "Ray": ("ray-actors", "method_s"),
+        },
+    ),
+    (
+        "the same beside 4 waiting calls on each rank",
+        _own("method_beside_s"),
+        MILLISECONDS,
+        {"without them": _own("method_s")},
+    ),
+    (
+        "`mesh.run` beside them",
+        _own("run_beside_s"),
+        MILLISECONDS,
+        {"without them": _own("run_s")},
+    ),
+    (
+        "1,000 sends to all, delivered",
+        _own("sends_s"),
         SECONDS,
-        {"further ones": ("cellmesh-second", "script_more_s")},
+        {"Monarch's broadcast": ("monarch-actors", "sends_s")},
     ),
-    (
-        "second mesh, of 2 ranks, in a notebook",
-        ("cellmesh-second", "notebook_s"),
-        SECONDS,
-        {"further ones": ("cellmesh-second", "notebook_more_s")},
+    *(
+        (
+            f"100 MB copied, FSDP2 on 4 to {title} on 2",
+            ("cellmesh-copy", f"{name}_s"),
+            MILLISECONDS,
+            {"its memcpys": ("cellmesh-copy", f"{name}_memcpys_s")},
+        )
+        for title, name in (("whole", "whole"), ("tensor parallel", "parallel"))
     ),
-    ("no-op call of a mesh without actors", _CALL, MILLISECONDS, {"lean call": _LEAN}),
-    (
-        "the same beside 4 calls that wait on each rank",
-        ("cellmesh-actors", "call_beside_s"),
-        MILLISECONDS,
-        {"without them": _CALL},
-    ),
-    (
-        "copy of 100 MB, FSDP2 on 4 to whole on 2",
-        ("cellmesh-copy", "whole_s"),
-        MILLISECONDS,
-        {"its memcpys": ("cellmesh-copy", "whole_memcpys_s")},
-    ),
-    (
-        "copy of 100 MB, FSDP2 on 4 to tensor parallel on 2",
-        ("cellmesh-copy", "parallel_s"),
-        MILLISECONDS,
-        {"its memcpys": ("cellmesh-copy", "parallel_memcpys_s")},
-    ),
-    ("heal beside calls that wait", ("cellmesh-actors", "heal_s"), SECONDS, {}),
+    ("heal beside waiting calls", _own("heal_s"), SECONDS, {}),
 )
 
 

@@ -214,26 +214,41 @@ SCRIPTS_TARGETS = (
 )
 
 # Of `benchmarks.actors`.
-_OF_MESH, _OF_ACTOR = ("cellmesh-actors", "call_s"), ("cellmesh-actors", "method_s")
+_ACTORS = "cellmesh-actors"
+_RUN, _METHOD, _SENDS = (_ACTORS, "run_s"), (_ACTORS, "method_s"), (_ACTORS, "sends_s")
 ACTORS_TARGETS = (
     *(
         Target(
-            f"second mesh in a {at}",
-            _own(f"{at}_s", "cellmesh-second"),
+            f"second mesh in a {where}",
+            _own(f"{where}_s", "cellmesh-second"),
             "most",
             0.15,
             SECONDS,
         )
-        for at in ("script", "notebook")
+        for where in ("script", "notebook")
     ),
-    Target("no-op call on 8 / lean call", _ratio(_OF_MESH, _LEAN), "most", 1.4),
+    Target("no-op call on 8 / lean call", _ratio((_ACTORS, "call_s"), _LEAN), "most", 1.4),
+    Target("method on 8 / `mesh.run`", _ratio(_METHOD, _RUN), "most", 1.1),
+    *(
+        Target(f"method on 8: {name} / cellmesh", _ratio((peer, "method_s"), _METHOD), "least", at)
+        for name, peer, at in (("Monarch", "monarch-actors", 2.5), ("Ray", "ray-actors", 4))
+    ),
+    *(
+        Target(
+            f"{title} beside waiting calls / without",
+            _ratio((_ACTORS, f"{name}_beside_s"), (_ACTORS, f"{name}_s")),
+            "most",
+            1.3,
+        )
+        for title, name in (("method", "method"), ("`mesh.run`", "run"))
+    ),
     Target(
-        "call beside calls that wait / without them",
-        _ratio(("cellmesh-actors", "call_beside_s"), _OF_MESH),
-        "most",
-        1.3,
+        "1,000 sends: Monarch / cellmesh",
+        _ratio(("monarch-actors", "sends_s"), _SENDS),
+        "least",
+        2,
     ),
     Target("memcpys / copy to whole models", _own("whole_share", "cellmesh-copy"), "least", 0.4),
     Target("memcpys / copy to TP", _own("parallel_share", "cellmesh-copy"), "least", 0.4),
-    Target("heal beside calls that wait", _own("heal_s", "cellmesh-actors"), "most", 0.5, SECONDS),
+    Target("heal beside waiting calls", _own("heal_s", _ACTORS), "most", 0.5, SECONDS),
 )

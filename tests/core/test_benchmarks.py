@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report, scripts
-from benchmarks.contestants import CONTESTANTS
+from benchmarks import actors, report, scripts
+from benchmarks.contestants import ACTORS, CONTESTANTS
 from benchmarks.drivers.bulk import first_and_warm
 from benchmarks.drivers.protocol import Counts
 from benchmarks.figures import Figures
 from benchmarks.measures import GROUPS
 from benchmarks.processes import cpu_s
-from benchmarks.targets import SCRIPTS_TARGETS, TARGETS, Target
+from benchmarks.targets import ACTORS_TARGETS, SCRIPTS_TARGETS, TARGETS, Target
 
 MEASURED = {
     (contestant, measure)
@@ -132,6 +132,23 @@ def test_every_target_of_scripts_is_measured() -> None:
     for target in SCRIPTS_TARGETS:
         target.judge(reader)
     assert {part for part, _ in reader.read} == {*scripts.PARTS}
+
+
+def test_every_target_of_actors_is_measured() -> None:
+    reader = Reader()
+    for target in ACTORS_TARGETS:
+        target.judge(reader)
+    assert {contestant for contestant, _ in reader.read} == {one.name for one in ACTORS}
+
+
+def test_figures_of_actors_are_beside_those_of_peers() -> None:
+    figures = figures_of(cellmesh_actors__sends_s=[0.5], monarch_actors__sends_s=[2.0])
+    text = actors.document(figures, {}, ["ray: no environment"])
+    (line,) = (line for line in text.splitlines() if "sends to all" in line)
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == [
+        *("0.50 s", "Monarch's broadcast: 2.00 s, 0.25 x")
+    ]
+    assert "- ray: no environment" in text
 
 
 def test_times_of_scripts_are_medians_and_unmeasured_ones_a_dash() -> None:
