@@ -26,7 +26,7 @@ _SOURCES = """
 model = make()
 for layer in model:
     fully_shard(layer)
-fully_shard(model)
+_ = fully_shard(model)
 """
 _TARGETS = """
 whole = make()

@@ -23,7 +23,6 @@ from ..wire.messages import Failed, Request
 from ..wire.segments import new_loan, span
 from ..wire.weights import (
     DescribeTensors,
-    DropTensors,
     GiveTensors,
     HoldTensors,
     Piece,
@@ -415,7 +414,8 @@ class _Copying:
         if len(runs) > 2:  # some ranks may hold pieces
             with contextlib.suppress(CellmeshError):
                 living = self._targets.part(self._targets.living())
-                living.start(DropTensors(self._number), self._title, sink=self._sink)
+                drop = DescribeTensors("()", True, tuple(living.session.copies))
+                living.start(drop, self._title, sink=self._sink)
 
     def _copy(self) -> Mapping[int, Parcel[Any]]:
         self._wait(*self._describing)

@@ -70,8 +70,8 @@ class _WeightsRequest(FeatureRequest, frozen=True):
 class DescribeTensors(_WeightsRequest, frozen=True):
     """Ask ranks for the `TensorPart` of each tensor in an expression's value, as msgpack.
 
-    `is_target`: the tensors will be written. `copies`: the copies under way, of which ranks keep
-    the pieces that they hold.
+    `is_target`: the tensors will be written. `copies`: the copies under way; ranks drop the pieces
+    that they hold of others, which have failed.
     """
 
     expression: str
@@ -103,13 +103,7 @@ class TakeTensors(_WeightsRequest, frozen=True):
     expression: str
 
 
-class DropTensors(_WeightsRequest, frozen=True):
-    """Ask target ranks to keep the pieces of a copy no longer, as it has failed."""
-
-    copy: int
-
-
-AnyRequest = DescribeTensors | GiveTensors | HoldTensors | TakeTensors | DropTensors
+AnyRequest = DescribeTensors | GiveTensors | HoldTensors | TakeTensors
 
 
 def lengths(ranges: Ranges) -> tuple[int, ...]:

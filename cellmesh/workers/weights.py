@@ -26,7 +26,6 @@ from ..wire.messages import Pickled
 from ..wire.weights import (
     AnyRequest,
     DescribeTensors,
-    DropTensors,
     GiveTensors,
     HoldTensors,
     Piece,
@@ -77,7 +76,7 @@ class WeightsHandler:
             match request:
                 case DescribeTensors(expression, is_target, copies):
                     for left in self._held.keys() - set(copies):
-                        del self._held[left]  # of a notebook that has ended in between
+                        del self._held[left]  # has failed, or its notebook has ended
                     return msgspec.msgpack.encode(self._describe(expression, is_target))
                 case GiveTensors():
                     return self._give(request)
@@ -86,8 +85,6 @@ class WeightsHandler:
                     held.append((pieces, open_bytes(payload, buffers)))
                 case TakeTensors(copy, expression):
                     return self._take(self._held.pop(copy, []), expression)
-                case DropTensors(copy):
-                    self._held.pop(copy, None)
         return None
 
     def _find(self, expression: str) -> dict[str, Found]:
