@@ -20,9 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
-
-from cellmesh.wire.marks import READY, StartMesh
+from cellmesh.wire.marks import NUM_DESCRIPTORS, read_order
+from cellmesh.wire.waiting import READY
 from tests.support.kernel_prestart import LentPrestart
 
 SITE = Path(__file__).with_name("site")
@@ -89,7 +88,7 @@ def main(hosts: Sequence[str]) -> None:
 
 def _lend(pid: int, number: int, shell: object) -> NoReturn:
     from cellmesh.workers.linux_process import receive_descriptors, run_and_exit
-    from cellmesh.workers.prestart import _become_guardian
+    from cellmesh.workers.prestart import become_guardian
     from cellmesh.workers.zygote import Imported, Preloaded
 
     enter(pid)
@@ -99,18 +98,14 @@ def _lend(pid: int, number: int, shell: object) -> NoReturn:
 
     def begin(descriptors: Sequence[int], own: Sequence[int]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        request = descriptors[0]
-        order = msgspec.msgpack.decode(
-            os.pread(request, os.fstat(request).st_size, 0), type=StartMesh
-        )
-        return _become_guardian(order, descriptors, own, imported)
+        return become_guardian(read_order(descriptors), descriptors, own, imported)
 
     while True:
         connection, _ = listener.accept()
         with connection:
             connection.send(READY)
             connection.recv(1 << 16)  # the mesh's name
-            data, descriptors = receive_descriptors(connection, 1, 3)
+            data, descriptors = receive_descriptors(connection, 1, NUM_DESCRIPTORS)
             if data and os.fork() == 0:
                 run_and_exit(functools.partial(begin, descriptors, (number, connection.fileno())))
             for descriptor in descriptors:
