@@ -73,12 +73,14 @@ class MeshLink:
         self._news.wait_for(lambda: not self.problem or self._state == "dropped", timeout_s)
         return not self.problem
 
-    def await_tries(self) -> None:
-        """Wait until no rank tries to connect, for a limited time."""
-        until = time.monotonic() + _MAX_TRIES * _PATIENCE_S
+    def await_tries(self) -> bool:
+        """Wait until no rank tries to connect, for a limited time; return whether one did."""
+        until, tried = time.monotonic() + _MAX_TRIES * _PATIENCE_S, False
         while running := [run for run in self._runs if not run.done()]:
-            if not running[0].wait(until - time.monotonic()):
-                return
+            tried = running[0].wait(until - time.monotonic())
+            if not tried:
+                break
+        return tried
 
     # ---- for the sessions, on their threads
 

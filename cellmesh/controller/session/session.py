@@ -259,7 +259,6 @@ class Session:
             MeshUsageError: a new host cannot take a lost one's place.
             HostError: no lost host could be brought back.
         """
-        self._await_links()
         self.runs.check_usable(())
         if new_hosts and not self.has_hosts:
             from ..resizing import ONE_HOST
@@ -275,10 +274,11 @@ class Session:
         # Some hosts may still be lost.
         return msgspec.structs.replace(report, failure=why_not or report.failure)
 
-    def _await_links(self) -> None:
-        """Wait until no rank connects a link, which would count as busy."""
-        for link in [*self.links.values()]:
-            link.await_tries()
+    def _await_links(self) -> bool:
+        """Wait until ranks that are busy only with links have connected them; return whether there
+        were such ranks.
+        """
+        return not self.runs.busy_ranks() and any(each.await_tries() for each in self._links())
 
     def _heal_once(self, new_hosts: str | Iterable[str] = ()) -> tuple[str, HealReport]:
         from .hosts.start import bring_back
@@ -289,7 +289,10 @@ class Session:
         finally:
             self.ticket = self._launcher.ticket
         try:
+            self._await_links()
             report = self.ask(lambda core, now: core.heal(now), None)
+            while report is not None and report.failure and self._await_links():
+                report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:
             self.runs.post_if_open(lambda core, now: core.abandon_heal())
             raise
@@ -310,22 +313,27 @@ class Session:
             MeshUsageError: ranks execute a run, or are dead; nothing has changed.
             HostError: a new host cannot be used; nothing has changed.
         """
-        self._await_links()
         self.runs.check_usable(())
         self._link.check_may_wait()
         self.check_size(sum(plan.layout))
         from ..resizing import resize
 
-        return resize(
-            plan,
-            self.core,
-            self._link.ask,
-            self._link.post,
-            self._launcher,
-            self._hosts,
-            self._note_resized,
-            self.code,
-        )
+        self._await_links()
+        while True:
+            try:
+                return resize(
+                    plan,
+                    self.core,
+                    self._link.ask,
+                    self._link.post,
+                    self._launcher,
+                    self._hosts,
+                    self._note_resized,
+                    self.code,
+                )
+            except MeshUsageError:
+                if not self._await_links():
+                    raise
 
     def _note_resized(self, plan: Resizing, new: Sequence[Host]) -> None:
         size, dims = sum(plan.layout), plan.dims
@@ -486,7 +494,7 @@ class Session:
         self.life.note(change)
         for actor in [*self.actors.values()]:
             actor.note(change)
-        for link in [*self.links.values()]:
+        for link in self._links():
             link.note(self.name, change)
         if change.state == "restarting":
             self.segments.clear()
@@ -502,6 +510,9 @@ class Session:
             self._at_exit.forget()
 
     # ---- inside
+
+    def _links(self) -> list[Any]:
+        return [*self.links.values()]
 
     def _leave(self) -> None:
         """Close the link to the agents, and all live views of the mesh."""
