@@ -82,11 +82,11 @@ class LinkedGroup(HealableGroup):
         """
         with self._lock:
             if self.inner is not None:
-                self._retired.append((self.inner, self._transport))
+                self._retired.append((self.inner, self.transport))
             self.spec, self.since, self._attempt = spec, time.monotonic(), 0
             can_connect = spec.state != "dropped" and not spec.lack
             self._inner = _Pending(self) if can_connect else Down(self._explain())
-            self._transport, self.is_up = Transport(), False
+            self.transport, self.is_up = Transport(), False
             self.record.restart()
             if can_connect and (spec.address, spec.port) != (self._store.host, self._store.port):
                 self._store.move(spec.port, spec.address)

@@ -281,8 +281,10 @@ class Groups:
 
     def _cut(self, groups: Sequence[HealableGroup]) -> int:
         sockets = {fd: inode for group in groups for fd, inode in group.sockets.items()}
+        before = [(group, group.transport) for group in groups]
         connections.await_quiet(sockets)
-        return sum(group.cut() for group in groups)
+        # Not a group that the main thread has connected again in between, as its run has ended.
+        return sum(group.cut() for group, transport in before if group.transport is transport)
 
     def counts(self, with_recent: bool = False) -> tuple[GroupCount, ...]:
         """Return the number of operations that this rank has begun on each group since it was made

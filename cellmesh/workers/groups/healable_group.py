@@ -116,7 +116,7 @@ class HealableGroup(ProcessGroup):
         super()._set_group_name(c10d.GroupName(plan.name))
         super()._set_group_desc(plan.description)
         self._inner: Any = None
-        self._transport = Transport()
+        self.transport = Transport()
         self.is_up = self.is_gloo = self.is_destroyed = False
         self._is_foreign = self._is_aborted = False
         self.take_down("it has not been connected yet")
@@ -133,7 +133,7 @@ class HealableGroup(ProcessGroup):
         self._inner = plain
         if self._is_foreign:
             self._inner = ForeignGroup(plain, self._ledger.waits, is_operation)
-        self._transport = transport
+        self.transport = transport
         self.record.restart()
         self.is_up = True
 
@@ -141,8 +141,8 @@ class HealableGroup(ProcessGroup):
     def sockets(self) -> dict[int, int]:
         """The group's connections (descriptor -> inode); if one is lost, the group is broken."""
         # A third-party backend may open and close its connections at any time.
-        has_gloo = self._transport.gloo or not self._is_foreign
-        return self._transport.sockets if has_gloo else {}
+        has_gloo = self.transport.gloo or not self._is_foreign
+        return self.transport.sockets if has_gloo else {}
 
     def take_down(self, why: str, remedy: str = "%dist_heal connects it again") -> None:
         """Drop the inner ``ProcessGroup``: operations on this group raise `GroupDown` until the
@@ -156,8 +156,8 @@ class HealableGroup(ProcessGroup):
         # rank that died: do it on another thread.
         if self._is_foreign and self.inner is not None:
             shut_down_foreign(self.inner)
-        retired: list[Any] = [self.inner, self._transport]
-        self._inner, self._transport = Down(text), Transport()
+        retired: list[Any] = [self.inner, self.transport]
+        self._inner, self.transport = Down(text), Transport()
         has_ended = retired[0] is None or start_thread(retired.clear)
         if not has_ended:
             _kept.append(retired)
@@ -167,8 +167,8 @@ class HealableGroup(ProcessGroup):
         """Close or abort the group's connections, so that blocked operations on the group raise;
         return the number of connections. Any thread may call it.
         """
-        sockets, transport = self.sockets, self._transport
-        self._transport = emptied = Transport(gloo=transport.gloo)
+        sockets, transport = self.sockets, self.transport
+        self.transport = emptied = Transport(gloo=transport.gloo)
         inner = self.inner
         if inner is None:
             return 0
@@ -178,9 +178,9 @@ class HealableGroup(ProcessGroup):
             self._is_aborted = True
             abort_foreign(inner)
             num_cut += 1
-        if not num_cut and self._transport is emptied:
+        if not num_cut and self.transport is emptied:
             # Connections, if any, were lost before: keep them, as they show that it is broken.
-            self._transport = transport
+            self.transport = transport
         return num_cut
 
     @property
