@@ -208,6 +208,17 @@ def test_why_ranks_wait(third: RankState | None, dead: Any, words: str) -> None:
     assert explain_waits({0: ENDED}, (), 1) == "no rank waits for another"
 
 
+def test_why_a_rank_waits_for_another_mesh() -> None:
+    link = {
+        "group": "link 'w'",
+        "waited_s": 5.0,
+        "in_flight": (InFlight("link 'w'", "broadcast", 1),),
+    }
+    waiting = RankState(1, 7, 1, 3, "f", "broadcast on the link 'w'", "cpu", 0, **link)
+    words = "rank 0 waits in broadcast on the link 'w'; rank 1 is idle"
+    assert explain_waits({0: waiting, 1: ENDED}, (), 2) == words
+
+
 def test_a_verdict_stands_before_what_ranks_were_doing() -> None:
     why = "these cannot meet: why"
     waited = Failed(1, "Released", "waited in all_reduce", "", 3, released=True)

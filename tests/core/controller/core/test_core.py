@@ -37,6 +37,8 @@ LIFE = {
     "runs between two restarts end": """4 ranks
         restart; restart; @1 mesh ready; run 1 on 0-1 -> run 1 on 0-1
         @2 mesh ready -> end 1 on 0-1: was restarted; finish 1""",
+    "work for ranks that a resize has ended ends there": """2 ranks
+        run 1 on 1-2 -> end 1 on 1-2 unbegun: cannot be reached: the mesh is smaller; finish 1""",
     "a stop is sent once": """4 ranks
         stop -> stop
         stop -> -

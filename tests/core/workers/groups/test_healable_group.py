@@ -164,6 +164,9 @@ def test_listening_sockets_and_numbers_used_again_are_left_alone(connection: Thr
 def test_sockets_of_other_kinds_are_no_connections() -> None:
     before = connections.open_sockets()
     one, other = socket.socketpair()
+    later = {**before, **_named(one, other)}
+    with one.dup():
+        assert connections.new_sockets(later) == {}
     with one, other, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
         sockets = connections.new_sockets(before)
         assert sockets == _named(one, other, datagrams)

@@ -1,0 +1,191 @@
+"""Links between two meshes, as the notebook directs them; no ranks take part."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cellmesh.controller import links
+from cellmesh.controller.core.effects import Change, HealReport
+from cellmesh.controller.links import MeshLink
+from cellmesh.wire.links import SetLink
+from cellmesh.wire.messages import Died, Done, Failed, Stopped
+from cellmesh.wire.status import RankInfo
+
+
+class Session:
+    """The parts of a mesh's session that a link uses."""
+
+    def __init__(self, name: str, num_ranks: int, backend: str = "gloo") -> None:
+        infos = [RankInfo(rank, 1, "host", "idle", backend=backend) for rank in range(num_ranks)]
+        mesh = SimpleNamespace(
+            num_ranks=num_ranks, ranks=infos, store_port=7 if name == "a" else 0, store_address=""
+        )
+        self.core = SimpleNamespace(mesh=mesh, state="ready", dead={}, lost=set())
+        self.name, self.num_ranks, self.links = name, num_ranks, dict[str, Any]()
+        self.ticket, self.busy = SimpleNamespace(env={}, spans_hosts=True), set[int]()
+        self.runs = SimpleNamespace(busy_ranks=lambda: self.busy)
+
+
+class Sent:
+    """A request of a link to the ranks of one mesh, which `end` answers."""
+
+    def __init__(self, session: Session, ranks: Any, request: SetLink, channel: str) -> None:
+        self.session, self.ranks, self.request, self.channel = session, ranks, request, channel
+        self.answers, self.title, self._ends = dict[int, str](), "the link", list[Any]()
+
+    def on_end(self, callback: Any) -> None:
+        self._ends.append(callback)
+
+    def end(self, answer: str = "") -> None:
+        self.answers = dict.fromkeys(self.ranks, answer)
+        for callback in self._ends:
+            callback()
+
+    def failed_ranks(self) -> list[int]:
+        return []
+
+    def result(self) -> dict[int, str]:
+        return self.answers
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
+    found = list[Sent]()
+
+    def rank_set(session: Any, ranks: Any) -> Any:
+        def start(request: SetLink, title: str, *, channel: str, sink: Any) -> Sent:
+            found.append(Sent(session, ranks, request, channel))
+            return found[-1]
+
+        return SimpleNamespace(start=start)
+
+    monkeypatch.setattr(links, "RankSet", rank_set)
+    return found
+
+
+def make(*sessions: Any) -> MeshLink:
+    made = MeshLink("w", sessions or (Session("a", 2), Session("b", 3)), ["here", "there"])  # type: ignore[arg-type]
+    for each in made._sessions:
+        each.links["w"] = made
+    return made
+
+
+def take(sent: list[Sent]) -> list[Sent]:
+    taken, sent[:] = [*sent], []
+    return taken
+
+
+def connect(made: MeshLink, sent: list[Sent]) -> None:
+    made.renew("open", "it is new")
+    for each in take(sent)[2:]:
+        each.end()
+    assert not made.problem
+
+
+def test_ranks_get_each_state_beside_their_work_and_in_its_order(sent: list[Sent]) -> None:
+    made = make()
+    made.renew("open", "it is new")
+    assert [(each.session.name, each.channel) for each in sent] == [
+        ("a", "control"), ("b", "control"), ("a", "work"), ("b", "work"),
+    ]  # fmt: skip
+    first, second = (each.request for each in sent[2:])
+    assert (first.first, second.first, first.size, second.size) == (0, 2, 5, 5)
+    assert (first.address, first.port, first.backend) == ("here", 7, "gloo")
+    assert first.patience_s > 0
+    assert first.number == second.number
+    *_, on_a, on_b = take(sent)
+    on_a.end()
+    assert made.problem
+    on_b.end()
+    assert not made.problem
+    assert repr(made) == "<link 'w' of a (2 ranks) and b (3 ranks): connected>"
+
+
+def test_busy_ranks_do_not_make_others_wait_and_are_asked_once_more(sent: list[Sent]) -> None:
+    made = make()
+    made._sessions[1].busy = {0}  # type: ignore[attr-defined]
+    made.renew("open", "it is new")
+    assert [each.request.patience_s for each in sent] == [0.0] * 4
+    made._sessions[1].busy = set()  # type: ignore[attr-defined]
+    for each in take(sent)[2:]:
+        each.end("it is not connected")
+    assert [each.channel for each in sent] == ["work", "work"]
+    assert all(each.request.patience_s for each in sent)
+
+
+def test_a_try_that_fails_is_repeated_on_a_new_connection_a_few_times(sent: list[Sent]) -> None:
+    made, numbers = make(), list[int]()
+    made.renew("open", "it is new")
+    while found := take(sent)[2:]:
+        numbers.append(found[0].request.number)
+        for each in found:
+            each.end("no descriptors")
+    assert len({*numbers}) == links._MAX_TRIES
+    assert made.problem == "no descriptors"
+
+
+def test_a_death_takes_the_link_down_until_the_heal(sent: list[Sent]) -> None:
+    made = make()
+    connect(made, sent)
+    core: Any = made._sessions[1].core
+    died = core.dead[1] = Died(1, "was killed by SIGKILL", "")
+    core.lost = {1}
+    made.note("b", Change("ready", died))
+    assert {each.request.reason for each in sent} == {"rank 1 of b was killed by SIGKILL"}
+    assert all("`%dist_heal --on b`" in each.request.lack for each in sent)
+    assert [each.ranks for each in sent[2:]] == [[0, 1], [0, 2]]
+    take(sent)
+    core.dead, core.lost = {}, set()
+    made.note("b", Change("ready", HealReport(respawned=(1,))))
+    assert [(each.request.state, each.request.lack) for each in sent] == [("open", "")] * 4
+
+
+@pytest.mark.parametrize(
+    ("verb", "interleaves", "reason"),
+    [
+        (Failed(1, "ValueError", "no", "", 0), False, "rank 1 of a raised ValueError"),
+        (Failed(1, "KeyboardInterrupt", "", "", 0), False, "rank 1 of a was interrupted"),
+        (Failed(1, "CancelledError", "", "", 0), True, ""),
+        (Done(1), False, ""),
+    ],
+)
+def test_a_failed_run_ends_what_waits(
+    sent: list[Sent], verb: Any, interleaves: bool, reason: str
+) -> None:
+    made = make()
+    connect(made, sent)
+    outcomes = {0: Done(1), 1: verb}
+    run: Any = SimpleNamespace(outcomes=lambda: outcomes, is_query=False, interleaves=interleaves)
+    made.note_end("a", run)
+    assert {each.request.reason for each in sent} == ({reason} if reason else set())
+
+
+def test_the_end_of_a_mesh_drops_the_link_and_what_follows_is_ignored(sent: list[Sent]) -> None:
+    made = make()
+    connect(made, sent)
+    made.note("b", Change("ended", Stopped("stopped")))
+    assert {each.request.state for each in take(sent)} == {"dropped"}
+    assert not any(each.links for each in made._sessions)
+    made.note("a", Change("ended", Stopped("stopped")))
+    made.drop()
+    assert not sent
+    assert not made.wait(0.0)
+
+
+@pytest.mark.parametrize(
+    ("backends", "backend"),
+    [
+        (("gloo", "gloo"), "gloo"),
+        (("cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl"), "cpu:gloo,cuda:nccl"),
+        (("cpu:gloo,cuda:nccl", "gloo"), "cpu:gloo,cuda:gloo"),
+    ],
+)
+def test_the_backend_is_that_of_both(
+    sent: list[Sent], backends: tuple[str, str], backend: str
+) -> None:
+    made = make(Session("a", 1, backends[0]), Session("b", 1, backends[1]))
+    made.renew("open", "it is new")
+    assert {each.request.backend for each in sent} == {backend}
