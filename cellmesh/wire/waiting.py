@@ -118,7 +118,7 @@ def sweep() -> None:
 
 
 def listen(directory: int, name: str) -> socket.socket:
-    """Return a socket that listens in an open directory.
+    """Return a socket of this user's alone that listens in an open directory.
 
     Raises:
         OSError: the disk is full, or no descriptor is free.
@@ -126,6 +126,7 @@ def listen(directory: int, name: str) -> socket.socket:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         server.bind(address(directory, name))
+        os.chmod(name, 0o600, dir_fd=directory)
         server.listen()
     except OSError:
         server.close()
