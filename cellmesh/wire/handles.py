@@ -108,8 +108,9 @@ class Chase(Verb, frozen=True):
     links: tuple[Link, ...]
 
 
-# Numbers of runs on a rank that are calls of other ranks begin here, below those of heals.
-FIRST_PEER_RUN = 1 << 39
+# Numbers of runs on a rank that are calls of other ranks: above those of the notebook, and below
+# those of heals.
+PEER_RUNS = range(1 << 39, 1 << 40)
 CHALLENGE_BYTES = PROOF_BYTES = 32
 # Calls from one rank to another that may be in flight.
 MAX_CALLS = 10_000

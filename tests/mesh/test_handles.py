@@ -34,6 +34,9 @@ class Counter:
         self.count += number
         return self.count
 
+    def double(self, values: bytes) -> bytes:
+        return 2 * values
+
     def fail(self) -> None:
         raise KeyError("no such")
 
@@ -157,6 +160,7 @@ def test_ranks_call_ranks(meshes: tuple[cm.Mesh, cm.Mesh], left: Any, right: Any
     one = meshes[1].spawn(Counter, left[1], name="one")
     assert one.call_all_ways() == (121, 20, 121, 1)
     assert left.add(0).list == [10, 121]
+    assert one.call("double", bytes(10 << 20)) == bytes(20 << 20)
     with pytest.raises(RankFailure) as caught:
         one.call("fail")
     (error,) = caught.value.exceptions
@@ -244,3 +248,7 @@ def test_a_call_of_a_rank_that_ends_raises_at_once(
         run.result(WAIT_S)
     with pytest.raises(RankFailure, match="rank 1 of left is dead"):
         lost.call("add")
+    assert meshes[0].heal().failure == ""
+    meshes[0].drop(left)
+    meshes[0].spawn(Counter, name="left")
+    assert lost.call("add", 2) == 2

@@ -16,6 +16,7 @@ from ...stdlib import os, time
 from ...wire import payload, plain_functions
 from ...wire.codec import Frame, Parcel, make_parcel
 from ...wire.groups import Heal, SetMesh
+from ...wire.handles import PEER_RUNS
 from ...wire.messages import Done, Failing, Request, Work, interrupted_unbegun
 from ...wire.segments import MIN_BYTES
 from ...wire.values import GatherParts, PullNames, PushNames, PushParts
@@ -408,6 +409,6 @@ class Executor:
         has_actors = "actors" in vars(self._context)
         reducer = self._context.handles.reduce if has_actors else reduce_for_notebook
         pickled, buffers = payload.dumps(value, name, reducer)
-        if buffers or len(pickled.stream) >= MIN_BYTES:
+        if run not in PEER_RUNS and (buffers or len(pickled.stream) >= MIN_BYTES):
             pickled, buffers = self._segments.give(run, pickled, buffers)
         return Parcel(Done(run, pickled), tuple(buffers))

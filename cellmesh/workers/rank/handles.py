@@ -35,8 +35,8 @@ from ...wire import payload
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.handles import (
     CHALLENGE_BYTES,
-    FIRST_PEER_RUN,
     MAX_CALLS,
+    PEER_RUNS,
     PROOF_BYTES,
     Address,
     Chase,
@@ -317,7 +317,7 @@ class Handles:
         kept = []
         for parcel in parcels:
             verb, run = parcel.verb, getattr(parcel.verb, "run", -1)
-            if run < FIRST_PEER_RUN:
+            if run not in PEER_RUNS:
                 self._last_run = run if type(verb) in (Done, Failed, Output) else self._last_run
                 kept.append(parcel)
             elif type(verb) in (Done, Failed):
@@ -430,7 +430,7 @@ class Handles:
                         text = describe_cycle((*verb.chain[at:], verb.link))
                         self._refuse(connection, verb.link.run, text)
                         return
-                run = FIRST_PEER_RUN + _STEP * next(self._numbers)
+                run = PEER_RUNS.start + _STEP * next(self._numbers)
                 self._incoming[run] = connection, verb
                 work = RunCall(run, verb.payload, interleaves=True, of_actor="serve")
                 self._context.tasks.add(Parcel(work, parcel.buffers))
