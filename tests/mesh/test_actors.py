@@ -208,7 +208,8 @@ def test_a_stream_is_closed_though_its_actor_was_dropped(mesh: cm.Mesh, counter:
     with pytest.raises(MeshUsageError, match="counter was dropped"):
         next(stream)
     mesh.pull("log")  # the stream's end is sent by another thread, before this ends
-    assert {each[-1] for each in mesh.pull("log").list} == {"closed"}
+    while {each[-1] for each in mesh.pull("log").list} != {"closed"}:
+        pass  # the link's thread sends the close, perhaps after the first pull
 
 
 def test_a_method_that_a_class_lacks_is_refused(counter: Any) -> None:
