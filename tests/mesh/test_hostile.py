@@ -52,7 +52,7 @@ def test_files_and_sockets_are_the_users_alone(mesh: cm.Mesh) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / "ticket.json").stat().st_mode) == 0o600
     bound = [path for path in directory.rglob("*") if stat.S_ISSOCK(path.stat().st_mode)]
-    assert {path.name for path in bound} == {"agent.sock", "guest.sock"}
+    assert {path.name for path in bound} == {"agent.sock", "guest.sock", "zygote.sock"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in bound} == {0o600}
 
 
