@@ -120,7 +120,7 @@ FEATURES = (
     ),
     Feature(
         "prestart",
-        560,
+        565,
         "controller/session/launch/prestart.py workers/prestart.py wire/waiting.py",
     ),
     Feature(
