@@ -238,7 +238,7 @@ FEATURES = (
     ),
     Feature(
         "calls that wait",  # and work that other ranks send
-        200,
+        210,
         "workers/rank/tasks.py",
     ),
     Feature(

@@ -234,14 +234,17 @@ def _work(
         if held and not holds_back:
             inbox.extendleft(reversed(held))
             held.clear()
-        tasks = executor.tasks
-        if tasks.alive or tasks.wake >= 0 or not inbox:
+        tasks, is_empty = executor.tasks, not inbox
+        if tasks.alive or is_empty:
             try:
                 has_message = True
-                if tasks.alive or tasks.wake >= 0:
-                    has_message = tasks.turn(channel, bool(inbox))
+                if tasks.alive:
+                    has_message = tasks.turn(channel, not is_empty)
+                elif tasks.wake >= 0:
+                    has_message = tasks.wait(channel)
+                if tasks.wake >= 0:
                     inbox.extend(tasks.take())
-                if not inbox and has_message:
+                if is_empty and has_message:  # also beside work of other ranks
                     inbox.extend(_CODEC.decode(channel.receive()))
             except KeyboardInterrupt:  # its run has just ended
                 continue

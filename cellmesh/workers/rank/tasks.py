@@ -163,6 +163,7 @@ class Tasks:
     _order: CollectiveOrder = field(default_factory=CollectiveOrder)
     _loop: Any = None
     _poll: Any = None  # of the rank's socket and the loop's
+    _poll_idle: Any = None  # of the rank's socket and `wake`
     # The last KeyboardInterrupt or SystemExit that has left a task, and so the loop; its run.
     _passed: tuple[BaseException | None, int] = (None, -1)
 
@@ -222,6 +223,20 @@ class Tasks:
         """Remove and yield the work of other ranks that has arrived."""
         while self._arrived:
             yield self._arrived.popleft()
+
+    def wait(self, channel: Channel) -> bool:
+        """Wait for work while no task lives; return whether the channel has a message."""
+        if channel.has_message:
+            return True
+        if self._poll_idle is None:
+            self._poll_idle = select.poll()
+            for descriptor in (channel.fileno(), self.wake):
+                self._poll_idle.register(descriptor, select.POLLIN)
+        ready = self._poll_idle.poll()
+        if len(ready) == 1 and ready[0][0] != self.wake:
+            return True
+        os.eventfd_read(self.wake)
+        return len(ready) > 1
 
     def turn(self, channel: Channel, is_short: bool) -> bool:
         """Let tasks execute until work arrives; if there is work, those that can go on now.
