@@ -398,20 +398,16 @@ class Stream(Iterator[Any], AsyncIterator[Any]):
 
     def close(self) -> None:
         """End the stream, and close its generator on the ranks; return without waiting."""
-        runs, self._runs = self._runs, collections.deque()
+        self._runs.clear()
         is_open, self._is_open = self._is_open, False
         if is_open:  # on the link's thread, as this one may be anywhere if it collects garbage
-            session = self._method._rank_set.session
-            session.runs.post_if_open(functools.partial(self._end, runs))
+            self._method._rank_set.session.runs.post_if_open(self._end)
 
     def __del__(self) -> None:
         if hasattr(self, "_opening"):
             self.close()
 
-    def _end(self, runs: Iterable[Run[Any]], _: Any, __: float) -> Sequence[Any]:
-        if self._method._interleaves:
-            for run in runs:
-                run.cancel()  # one may wait for ever
+    def _end(self, _: Any, __: float) -> Sequence[Any]:
         method = self._method
         with contextlib.suppress(CellmeshError):
             target = method._name, self._number

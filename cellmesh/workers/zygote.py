@@ -73,7 +73,8 @@ _HANGS_S = 10.0
 # while torch's libraries are loaded, after the extension modules among what they import, as libc
 # loads one library after another.
 _EXTENSIONS = (
-    *("_asyncio", "_csv", "_ssl", "bz2", "cmath", "datetime", "decimal", "lzma", "pickle", "queue"),
+    # Not `_asyncio`: if it is imported first, `asyncio` never knows which task executes.
+    *("asyncio", "_csv", "_ssl", "bz2", "cmath", "datetime", "decimal", "lzma", "pickle", "queue"),
     *("random", "termios", "unicodedata"),
 )
 _BESIDE = (

@@ -86,6 +86,22 @@ def test_output_of_a_call_that_waits_is_its_own(mesh: cm.Mesh) -> None:
     assert len(sink.blocks) == 3  # and the value
 
 
+def test_calls_and_cells_are_tasks_that_time_limits_can_end(mesh: cm.Mesh) -> None:
+    async def limited() -> str:
+        import asyncio
+
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            return "over"
+        return ""
+
+    assert mesh.submit(limited).result(WAIT_S).list == ["over"] * 4
+    assert mesh.run(limited).list == ["over"] * 4
+    mesh.cell("import asyncio\nasync with asyncio.timeout(60): await asyncio.sleep(0)")
+
+
 def test_status_and_stacks_say_which_calls_wait_and_where(mesh: cm.Mesh) -> None:
     run = mesh.submit(serve, "seen")
     mesh.run(lambda: None)

@@ -52,6 +52,7 @@ class Link:
         self._runs: Runs  # given by `start`
         self._answers: dict[int, Reply[Any]] = {}
         self._commands: list[Command] = []
+        self._nested: list[Command] | None = None  # that the command being executed has posted
         # Reentrant: a finalizer of user code, which may run anywhere, may post a command.
         self._lock = threading.RLock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -88,6 +89,9 @@ class Link:
                 raise NoMeshError(
                     "the mesh has ended: start another with `%dist_start` or cellmesh.start()"
                 )
+            if self._nested is not None and self.is_in_loop():
+                self._nested.append(command)  # before all that was posted later
+                return
             self._commands.append(command)
             if not self._is_roused:  # Ctrl-C before this: the next command rouses it
                 os.eventfd_write(self._wake, 1)
@@ -273,10 +277,13 @@ class Link:
             self._is_roused = False
         effects: list[Effect] = []
         for command in commands:
-            try:
-                effects += command(self._core, now)
-            except Exception as error:
-                self._faults.take(error)
+            self._nested = nested = [command]
+            for each in nested:  # which grows
+                try:
+                    effects += each(self._core, now)
+                except Exception as error:
+                    self._faults.take(error)
+        self._nested = None
         return effects
 
     def _next_deadline(self, connection: Connections) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MeshUsageError
@@ -15,6 +16,17 @@ from .value_transfer import bind_again, find_missing_names
 
 if TYPE_CHECKING:
     import asyncio
+
+
+@dataclass
+class _Stream:
+    """A generator; of an asynchronous one, also whose turn it is, and the tasks that have to end
+    before it is closed.
+    """
+
+    values: Any
+    turn: asyncio.Lock | None = None
+    tasks: set[Any] = field(default_factory=set)
 
 
 class Actors:
@@ -35,7 +47,7 @@ class Actors:
         self.on_made: Callable[[], None] = lambda: None
         self.serve: Callable[..., Any]  # operation of another rank's call (`Handles.serve`)
         self._missing: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {}
-        self._streams: dict[int, tuple[Any, asyncio.Lock | None]] = {}
+        self._streams: dict[int, _Stream] = {}
 
     def find(self, operation: str, target: tuple[Any, ...]) -> tuple[str, Callable[..., Any]]:
         """Return the name of a call for users, and the function that it calls.
@@ -110,9 +122,9 @@ class Actors:
         if isinstance(values, AsyncIterator):
             import asyncio
 
-            self._streams[number] = values, asyncio.Lock()
+            self._streams[number] = _Stream(values, asyncio.Lock())
         elif isinstance(values, Iterator):
-            self._streams[number] = values, None
+            self._streams[number] = _Stream(values)
         else:
             raise MeshUsageError(
                 f"{name}.{method} returns a {type(values).__name__} and yields no values: call "
@@ -123,36 +135,45 @@ class Actors:
         """Return the next value of a stream in a tuple; () if it has ended."""
         if number not in self._streams:
             return ()
-        values, turn = self._streams[number]
-        if turn is not None:
-            return self._advance_async(number, values, turn)
+        stream = self._streams[number]
+        if stream.turn is not None:
+            return self._advance_async(number, stream, stream.turn)
         try:
-            return (next(values),)
+            return (next(stream.values),)
         except BaseException as error:
             del self._streams[number]
             if isinstance(error, StopIteration):
                 return ()
             raise
 
-    async def _advance_async(self, number: int, values: Any, turn: asyncio.Lock) -> Any:
+    async def _advance_async(self, number: int, stream: _Stream, turn: asyncio.Lock) -> Any:
         import asyncio
 
+        stream.tasks.add(task := asyncio.current_task())
         try:
             async with turn:  # values are requested ahead
-                return (await anext(values),) if number in self._streams else ()
+                return (await anext(stream.values),) if number in self._streams else ()
+        except asyncio.CancelledError:
+            if number in self._streams:
+                raise  # by the user, who then ends the stream
+            return ()
         except BaseException as error:
             self._streams.pop(number, None)
-            if isinstance(error, (StopAsyncIteration, asyncio.CancelledError)):
-                return ()  # nobody reads it if it was cancelled
+            if isinstance(error, StopAsyncIteration):
+                return ()
             raise
+        finally:
+            stream.tasks.discard(task)
 
     def end_stream(self, _: str, __: str, number: int, /) -> Any:
-        """End a stream, and close its generator."""
-        values, turn = self._streams.pop(number, (None, None))
-        if turn is not None:
-            return self._end_async(values, turn)
-        if hasattr(values, "close"):
-            values.close()
+        """End a stream, and close its generator, also as it waits."""
+        stream = self._streams.pop(number, _Stream(None))
+        for task in stream.tasks:
+            task.cancel()
+        if stream.turn is not None:
+            return self._end_async(stream.values, stream.turn)
+        if hasattr(stream.values, "close"):
+            stream.values.close()
         return None
 
     async def _end_async(self, values: Any, turn: asyncio.Lock) -> None:

@@ -1,0 +1,30 @@
+"""Random programs of actors on ranks do as plain asyncio does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import cellmesh as cm
+from tests.conftest import check_nothing_left, own_runtime_dir
+
+from .actor_programs import Program, two_meshes
+
+
+@pytest.fixture(scope="module")
+def meshes() -> Iterator[list[cm.Mesh]]:
+    with own_runtime_dir() as directory:
+        with two_meshes() as started:
+            yield started
+        check_nothing_left(directory)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_programs_of_actors_do_as_asyncio(meshes: list[cm.Mesh], seed: int) -> None:
+    Program(meshes, seed).play(40)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_death_and_a_heal_leave_other_calls(meshes: list[cm.Mesh], seed: int) -> None:
+    Program(meshes, seed, may_kill=True).play(30)
