@@ -108,6 +108,9 @@ class Chase(Verb, frozen=True):
     links: tuple[Link, ...]
 
 
+FromPeer = PeerCall | PeerCancel | Chase | Done | Failed
+
+
 # Numbers of runs on a rank that are calls of other ranks: above those of the notebook, and below
 # those of heals.
 PEER_RUNS = range(1 << 39, 1 << 40)
@@ -128,7 +131,7 @@ def socket_of(directory: str, rank: int) -> str:
 
 def at_rank_from_rank() -> Codec[Any]:
     """Make a rank's decoder of messages from ranks."""
-    return Codec(PeerCall | PeerCancel | Chase | Done | Failed, "a rank")
+    return Codec(FromPeer, "a rank")
 
 
 def describe_cycle(links: Sequence[Link]) -> str:

@@ -25,6 +25,7 @@ from cellmesh.wire.codec import (
     at_rank_for_work,
     encode,
 )
+from cellmesh.wire.handles import FromPeer
 from cellmesh.wire.messages import (
     AnyRequest,
     Control,
@@ -160,6 +161,7 @@ UNIONS = {
     "FromRank": FromRank,
     "ToController": ToController,
     "AnyRequest": AnyRequest,
+    "FromPeer": FromPeer,
 }
 EVERY_VERB = [
     pytest.param(union, kind, id=f"{name}-{kind.__name__}")
