@@ -203,13 +203,18 @@ FEATURES = (
     ),
     Feature(
         "actors",
-        490,
+        530,
         "wire/nests.py controller/actors.py workers/rank/actors.py",
     ),
     Feature(
         "handles of actors on ranks",  # and calls from rank to rank
         520,
         "wire/handles.py workers/rank/handles.py",
+    ),
+    Feature(
+        "supervision of actors",
+        265,
+        "controller/supervision.py controller/actor_records.py workers/rank/actor_states.py",
     ),
     Feature(
         "weights between meshes",  # in place of a pull and a push, which take ten times as long

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import CellmeshError, MeshUsageError
+from ..errors import CellmeshError, MeshUsageError, RankDied
 from ..wire.codec import Frame
 from ..wire.handles import Address, find_method, mark_of, methods_of
 from ..wire.handles import NoMethodError as NoMethodError
@@ -27,8 +27,10 @@ from ..wire.payload import is_short
 from ..wire.ranks import describe_ranks
 from ..wire.values import PullNames
 from ..wire.verbs import RunCall
+from .actor_records import forget, keep, read_all
 from .arguments import is_async
 from .core.effects import Change
+from .failure_summary import refuse_dead
 from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink
 from .output.console import Sink
@@ -51,6 +53,10 @@ class Spawned:
         num_calls: for each rank, its calls by ``.any`` in flight, and all that it has had.
         why_ended: why there is no such actor any more; "" while there is.
         lock: of `num_calls`.
+        on_death: as in `Ranks.spawn`.
+        restarted_at: when it was made again on ranks that have replaced dead ones.
+        restarter: the thread that does so now, which may already call it; 0 for none.
+        number: its place in the order of spawns.
     """
 
     name: str
@@ -62,6 +68,29 @@ class Spawned:
     num_calls: dict[int, tuple[int, int]] = field(default_factory=dict)
     why_ended: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    on_death: Any = "fail"
+    restarted_at: list[float] = field(default_factory=list)
+    restarter: int = 0
+    number: int = 0
+
+    def handle(self) -> Actor:
+        """Return a handle of the actor on all its ranks."""
+        return Actor(self, self.rank_set.ranks)
+
+    def make(
+        self, rank_set: RankSet, *, is_again: bool = False, sink: Sink | None = None
+    ) -> Run[Any]:
+        """Start to make its objects on ranks.
+
+        Args:
+            rank_set: the ranks.
+            is_again: whether they have replaced ranks, whose saved states they get.
+            sink: shows the output; None for the calling notebook cell or the console.
+        """
+        every = getattr(self.kind, "checkpoint_every", 0) if self.on_death != "fail" else 0
+        saved = every and (every, self.rank_set.session.ticket.directory, is_again)
+        target = "__init__", self.kind, saved
+        return self.start("make", target, rank_set, self.args, self.kwargs, sink=sink)
 
     def start(
         self, operation: str, target: tuple[Any, ...], rank_set: RankSet,
@@ -102,10 +131,24 @@ class Spawned:
 
         Raises:
             MeshUsageError: there is no such actor any more, or ranks were replaced.
+            RankDied: ranks are dead, or new and about to have it.
         """
         if self.why_ended:
             raise MeshUsageError(f"{self.name} {self.why_ended}: mesh.spawn makes it again")
-        if self.lost and (lost := self.lost.intersection(ranks)):
+        session = self.rank_set.session
+        if not (self.lost or session.core.dead) or self.restarter == threading.get_ident():
+            return
+        if lost := sorted((self.lost | session.dead_ranks).intersection(ranks)):
+            died = session.core.dead.get(lost[0])
+            if self.on_death != "fail":
+                reason = died.reason if died else "is new"
+                raise RankDied(
+                    lost[0],
+                    f"{reason}, and `{self.name}` is being made again there: mesh.heal() waits for "
+                    f"that, and {self.name}.method.any(...) takes other ranks",
+                )
+            if died:
+                raise refuse_dead(lost, died)
             verb = "was" if len(lost) == 1 else "were"
             raise MeshUsageError(
                 f"{describe_ranks(lost)} {verb} replaced and {'has' if len(lost) == 1 else 'have'} "
@@ -130,6 +173,7 @@ class Spawned:
         """Record a change of the mesh that costs ranks the actor."""
         if change.state == "restarting":
             self.why_ended = "ended with the restart of its mesh"
+            forget(self)
         if isinstance(change.cause, Respawned):
             self.lost.update({info.rank for info in change.cause.ranks} & {*self.rank_set.ranks})
 
@@ -419,11 +463,20 @@ class Stream(Iterator[Any], AsyncIterator[Any]):
 
 
 def spawn(
-    rank_set: RankSet, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = ""
+    rank_set: RankSet,
+    kind: type,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str = "",
+    on_death: Any = "fail",
 ) -> Actor:
     """Make an object of a class on each rank, and return a handle; see `Ranks.spawn`. Blocks."""
     if not isinstance(kind, type):
         raise MeshUsageError(f"{kind!r} is no class: mesh.spawn(Trainer, *args) makes a Trainer")
+    if on_death != "fail" or hasattr(kind, "checkpoint_every"):
+        from .supervision import check_on_death
+
+        check_on_death(on_death, kind)
     name = name or kind.__name__.lower()
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise MeshUsageError(f"name={name!r}: an actor's name is a variable of the ranks")
@@ -448,14 +501,36 @@ def spawn(
                 f"{name!r} is a variable of rank {rank} already ({taken}), and is kept: choose "
                 f"another name, as in mesh.spawn({kind.__name__}, name='{name}_actor')"
             )
-    spawned = Spawned(name, kind, rank_set, args, kwargs)
+    spawned = Spawned(name, kind, rank_set, args, kwargs, on_death=on_death)
     try:
-        spawned.start("make", ("__init__", kind), rank_set, args, kwargs).result()
+        spawned.make(rank_set).result()
     except BaseException:
         spawned.end("drop", ("__init__",), rank_set)
         raise
-    actors[name] = spawned
-    return Actor(spawned, rank_set.ranks)
+    add(spawned)
+    keep(spawned)
+    return spawned.handle()
+
+
+def add(spawned: Spawned) -> None:
+    """Add an actor, which is on its ranks, to those of its session."""
+    session = spawned.rank_set.session
+    session.actors[spawned.name] = spawned
+    if spawned.on_death != "fail":
+        from .supervision import Supervisor
+
+        session.supervisor = session.supervisor or Supervisor(session)
+        session.supervisor.watch(spawned)
+
+
+def restore(rank_set: RankSet) -> list[str]:
+    """Add the actors of a mesh to which this process has attached; return remarks on those that
+    cannot be used here.
+    """
+    found, remarks = read_all(rank_set.session)
+    for fields in found:
+        add(Spawned(rank_set=rank_set.part(fields.pop("ranks")), **fields))
+    return remarks
 
 
 def drop(spawned: Spawned) -> None:
@@ -463,6 +538,7 @@ def drop(spawned: Spawned) -> None:
     session = spawned.rank_set.session
     spawned.why_ended = "was dropped"
     session.actors.pop(spawned.name, None)
+    forget(spawned)
     if (run := spawned.end("drop", ("drop",), spawned.rank_set)) is not None:
         run.result()
 
@@ -479,6 +555,7 @@ def redefine(spawned: Spawned, kind: type) -> None:
         spawned.start("redefine", ("redefine", spawned.kind), living)
         raise
     spawned.kind = kind
+    keep(spawned)
 
 
 def spawned_of(actor: object, rank_set: RankSet) -> Spawned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,12 +84,7 @@ class Mesh(Ranks):
     @property
     def actors(self) -> dict[str, Actor]:
         """The actors of the mesh by name (`Ranks.spawn`)."""
-        from .actors import Actor
-
-        return {
-            name: Actor(each, each.rank_set.ranks)
-            for name, each in self.rank_set.session.actors.items()
-        }
+        return {name: each.handle() for name, each in self.rank_set.session.actors.items()}
 
     def drop(self, actor: Actor) -> None:
         """Forget an actor, whose objects are removed from its ranks. Blocks.
@@ -257,7 +253,7 @@ class Mesh(Ranks):
         """Replace dead ranks by new ranks, and rebuild the process groups where needed. Blocks.
 
         Living ranks keep their processes and variables. After a failed cell without dead ranks the
-        mesh heals by itself.
+        mesh heals by itself. Actors with ``on_death="restart"`` are made again on the new ranks.
 
         Args:
             source: a living rank whose variables are copied to the new ranks; None leaves the new
@@ -276,6 +272,11 @@ class Mesh(Ranks):
         """
         if source is not None:
             self._check_source(source)
+        supervisor = self.rank_set.session.supervisor
+        with supervisor.around_heal() if supervisor is not None else contextlib.nullcontext():
+            return self._heal(source, hosts)
+
+    def _heal(self, source: int | None, hosts: str | Iterable[str]) -> HealReport:
         began_at = time.monotonic()
         report = self.rank_set.session.heal(hosts)
         if report.failure:

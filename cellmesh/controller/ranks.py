@@ -142,7 +142,9 @@ class Ranks:
         verb = RunCall(0, pickled, interleaves=interleaves)
         return self.rank_set.start(verb, name, buffers, num_bytes=num_bytes)
 
-    def spawn(self, kind: type, /, *args: Any, name: str = "", **kwargs: Any) -> Actor:
+    def spawn(
+        self, kind: type, /, *args: Any, name: str = "", on_death: Any = "fail", **kwargs: Any
+    ) -> Actor:
         """Make an object of a class on every rank, and return a handle, by which its methods are
         called there. Blocks.
 
@@ -160,6 +162,11 @@ class Ranks:
             args, kwargs: arguments of the class.
             name: name of the actor and of the variable; "" for the class's in lower case. An actor
                 of the same name and class is replaced.
+            on_death: what happens once a rank has died: ``"fail"`` for nothing; ``"restart"`` to
+                replace the rank and make the object again there; or a function, which is then
+                called in this process, on another thread, with the handle and the new ranks, and
+                may wait (``lambda actor, ranks: ...``). An actor is made again three times within a
+                minute at most.
 
         Returns:
             The handle, whose attributes are the methods of the class (`Method`); `Mesh.actors` has
@@ -172,7 +179,7 @@ class Ranks:
         """
         from .actors import spawn
 
-        return spawn(self.rank_set, kind, args, kwargs, name)
+        return spawn(self.rank_set, kind, args, kwargs, name, on_death)
 
     def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
         """Run source as a notebook cell in the ranks' namespace. Blocks.

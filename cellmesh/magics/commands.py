@@ -95,8 +95,8 @@ class Commands:
         sink = current_sink()
         mesh = attach(name, steal=options["steal"])
         self.adopt(mesh)
-        runs = "".join(f"; {run}" for run in mesh.runs)
-        sink.status(f"attached to {mesh}{runs}{self._beside()}", True)
+        found = "".join(f"; {each}" for each in (*mesh.runs, *mesh.actors.values()))
+        sink.status(f"attached to {mesh}{found}{self._beside()}", True)
 
     def dist_detach(self, options: Given) -> None:
         mesh = self._need_mesh(options)

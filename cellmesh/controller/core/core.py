@@ -8,7 +8,7 @@ carry out. `recovery.Recovery` brings the mesh back after a failure.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -234,6 +234,12 @@ class Core:
         if self.state != "ready":
             return request, [Answer(request, HealReport(failure=f"the mesh is {self.state}"))]
         return request, self._recovery.heal(request, self._see(now))
+
+    def replace(self, ranks: Collection[int], now: float) -> list[Effect]:
+        """Replace those of these ranks that are dead, once no rank executes work."""
+        self.mesh.to_replace.update(self.mesh.dead.keys() & ranks)
+        waits = self.mesh.in_failed_run({*ranks})  # whose end begins the recovery
+        return [] if waits else self._recovery.begin(self._see(now))
 
     def why_not_resize(self, num_ranks: int) -> str:
         """Return why the mesh cannot be resized to this number of ranks now; "" if it can."""

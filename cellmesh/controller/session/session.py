@@ -83,7 +83,9 @@ class Session:
         check_size: called with the new number of ranks before a resize.
         segments: shared memory for large values.
         copies: numbers of the copies from other ranks to this mesh that are under way.
-        actors: the actors that this session has made, by name (`controller.actors.Spawned`).
+        actors: the actors of the mesh, by name (`controller.actors.Spawned`).
+        supervisor: makes some of them again on new ranks (`controller.supervision.Supervisor`);
+            None until there are some.
         links: process groups with ranks of other meshes, by name.
     """
 
@@ -118,6 +120,7 @@ class Session:
         self.copies: set[int] = set()
         self.actors: dict[str, Any] = {}
         self.links: dict[str, Any] = {}  # of `links.MeshLink`
+        self.supervisor: Any = None
         self._sink = sink
         self._hosts = Connections(ticket, steal, lost, self.segments, visits)  # opened by the link
         self._owner_pid = os.getpid()
@@ -496,6 +499,8 @@ class Session:
             actor.note(change)
         for link in self._links():
             link.note(self.name, change)
+        if self.supervisor is not None:
+            self.supervisor.note(change)
         if change.state == "restarting":
             self.segments.clear()
             self.actors.clear()

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MeshUsageError
 from ...wire.nests import split_rows
+from .imports import load
 from .value_transfer import bind_again, find_missing_names
 
 if TYPE_CHECKING:
     import asyncio
+
+    from .actor_states import States
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Actors:
         self.on_made: Callable[[], None] = lambda: None
         self.serve: Callable[..., Any]  # operation of another rank's call (`Handles.serve`)
         self._missing: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {}
+        self._states: dict[str, States] = {}
         self._streams: dict[int, _Stream] = {}
 
     def find(self, operation: str, target: tuple[Any, ...]) -> tuple[str, Callable[..., Any]]:
@@ -58,8 +62,12 @@ class Actors:
         """
         title = f"{target[0]}.{target[1]}"
         if operation == "call":
-            return title, self._method(*target)
-        return title, functools.partial(getattr(self, operation), *target)
+            function = self._method(*target)
+        else:
+            function = functools.partial(getattr(self, operation), *target)
+        if self._states and operation in ("call", "send", "shard") and target[0] in self._states:
+            function = self._states[target[0]].counted(function, self._objects[target[0]])
+        return title, function
 
     def get(self, name: str) -> Any:
         """Return an actor's object; None if there is none."""
@@ -70,18 +78,43 @@ class Actors:
         name = self._names.get(id(value), "")
         return name if name and self._objects.get(name) is value else ""
 
-    def make(self, name: str, _: str, kind: type, /, *args: Any, **kwargs: Any) -> None:
-        """Make an object, and bind it to its name in the namespace."""
+    def make(
+        self, name: str, _: str, kind: type, saved: Any = (), /, *args: Any, **kwargs: Any
+    ) -> bool:
+        """Make an object, and bind it to its name in the namespace.
+
+        Args:
+            name: its name.
+            kind: its class.
+            saved: for states to be saved: number of calls after which, the mesh's directory, and
+                whether the object gets the state that the rank before has saved; else empty.
+            args, kwargs: arguments of the class.
+
+        Returns:
+            Whether it has such a state, not that of its constructor.
+        """
         self._missing[name] = find_missing_names((kind,))
         bind_again(self._missing[name], self._namespace)
-        made = self._objects[name] = self._namespace[name] = kind(*args, **kwargs)
+        self._states.pop(name, None)
+        made = None
+        if saved:
+            every, directory, is_again = saved
+            states = load("rank.actor_states").States(name, self._rank, every, directory)
+            made = states.restore(kind) if is_again else states.forget()
+            self._states[name] = states
+        is_restored = made is not None
+        made = made if is_restored else kind(*args, **kwargs)
+        self._objects[name] = self._namespace[name] = made
         self._names[id(made)] = name
         self.on_made()
+        return is_restored
 
     def drop(self, name: str, _: str, /) -> None:
         """Forget an actor, and remove its variable unless user code has bound that to another
         object.
         """
+        if (states := self._states.pop(name, None)) is not None:
+            states.forget()
         dropped = self._objects.pop(name, None)
         self._names.pop(id(dropped), None)
         if dropped is not None and self._namespace.get(name) is dropped:
