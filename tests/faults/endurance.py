@@ -115,7 +115,8 @@ def repeat(name: str, number: int, directory: Path, once: Callable[[int], None])
         if index % every == 0:
             growth.sample(directory)
     # The zygote of a new mesh imports for some seconds more: few times are warm-up.
-    growth.check(memory_share=0.05 if number > NUM_SAMPLES else 0.25)
+    is_short = number <= NUM_SAMPLES
+    growth.check(memory_share=0.25 if is_short else 0.05, num_zygote_fds=4 if is_short else 0)
     took_s = time.monotonic() - began
     return (
         f"{number:,} {name}: {describe_machine()}, {NUM_RANKS} "
