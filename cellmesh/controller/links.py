@@ -185,6 +185,8 @@ class MeshLink:
             )
             first += size
             living = [rank for rank in range(size) if rank not in session.core.lost]
+            if not living:
+                continue
             with contextlib.suppress(CellmeshError):  # it has ended, or is not ready
                 ranks, title = RankSet(session, living), f"the link {self.name!r}"
                 runs.append(ranks.start(request, title, channel=channel, sink=ConsoleSink()))
