@@ -130,6 +130,9 @@ ELSEWHERE = {
     "counter.fail.send()": (
         "tests/mesh/test_actors.py::test_a_failure_is_raised_once_and_of_a_send_shown"
     ),
+    'mesh.spawn(Counter, on_death="restart")': (
+        "tests/mesh/test_supervision.py::test_an_actor_is_made_again_three_times_within_a_minute"
+    ),
     "mesh.interrupt()": "tests/mesh/test_stopping.py::test_each_way_to_stop_is_a_consistent_one",
     "mesh.reload()": "tests/mesh/test_reload.py::test_objects_go_on_with_the_new_code",
     'mesh.cell("breakpoint()")': (
