@@ -223,7 +223,7 @@ FEATURES = (
     ),
     Feature(
         "links",  # process groups over two meshes
-        350,
+        365,
         "wire/links.py controller/links.py workers/links.py",
     ),
     Feature(
