@@ -7,10 +7,12 @@ import json
 import os
 import re
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -39,8 +41,11 @@ _SETTINGS = {
     "completer-extension/manager": {"providerTimeout": 20_000},
 }
 # Not at ports, which are chosen before a kernel binds them: what else runs may be given one
-# meanwhile.
+# by then.
 _KERNELS = {"KernelManager": {"transport": "ipc"}}
+# The server prints its address before it binds it. Linux gives no other process one of these ports
+# in between: those that it chooses itself begin at 32768 (ip_local_port_range).
+_PORTS = range(20_000, 32_000)
 _CHROMIUM_OPTIONS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -199,7 +204,7 @@ def _start(server: Server) -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(
         [
             sys.executable, "-m", application.module, "--no-browser", "--allow-root",
-            "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0",
+            "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={secrets.choice(_PORTS)}",
             f"--ServerApp.root_dir={server.notebooks}",
         ],
         env={
@@ -234,11 +239,22 @@ def _start(server: Server) -> tuple[subprocess.Popen[str], int]:
 
     threading.Thread(target=read, daemon=True).start()
     settled.wait(START_S)
-    if not ports or process.poll() is not None:
+    if not ports or not _accepts(ports[0], process):
         process.kill()
         process.wait()
         raise RuntimeError(f"{application.module} did not start:\n" + "".join(lines))
     return process, ports[0]
+
+
+def _accepts(port: int, process: subprocess.Popen[str]) -> bool:
+    """Wait until a server accepts connections; return False if it has ended, or takes too long."""
+    end_s = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < end_s:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return True
+        time.sleep(0.02)  # a listening socket announces itself to nobody
+    return False
 
 
 @contextlib.contextmanager
