@@ -209,7 +209,8 @@ FEATURES = (
     Feature(
         "handles of actors on ranks",  # and calls from rank to rank
         520,
-        "wire/handles.py workers/rank/handles.py",
+        "wire/handles.py workers/rank/handles.py workers/rank/peer_connections.py "
+        "workers/rank/remote_actors.py",
     ),
     Feature(
         "supervision of actors",

@@ -9,30 +9,26 @@ even while the main thread waits: it finds cycles of ranks that wait for each ot
 
 from __future__ import annotations
 
-import asyncio
-import collections
 import concurrent.futures
 import contextlib
 import contextvars
 import hmac
 import inspect
 import itertools
-import re
 import select
 import socket
-import sys
 import threading
 import time
-from collections.abc import Awaitable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ...errors import CellmeshError, MeshUsageError, RankDied, RankFailure, RemoteError
+from ...errors import CellmeshError, MeshUsageError, RankDied
 from ...stdlib import os
 from ...wire import payload
-from ...wire.codec import Frame, Parcel, encode
+from ...wire.codec import Frame, Parcel
 from ...wire.handles import (
     CHALLENGE_BYTES,
     MAX_CALLS,
@@ -55,75 +51,20 @@ from ...wire.handles import (
     socket_of,
 )
 from ...wire.messages import Done, Failed, Failing
-from ...wire.ranks import Results, describe_ranks
-from ...wire.stream import Channel, StreamReader
 from ...wire.ticket import read_ticket
 from ...wire.verbs import Imports, Output, RunCall
 from ...wire.waiting import is_own_peer
+from .peer_connections import Connection, Future, dial
+from .remote_actors import PeerRun, RankActor
 from .value_transfer import reduce_for_notebook
 
 _CODEC = at_rank_from_rank()
 # Numbers of calls are multiples of this, so that no answer waits for others (`Pump.answer`).
 _STEP = 16
-# A peer answers a challenge, and accepts a connection, at once, unless its interpreter is busy.
-_GREET_S = 10.0
-# How long a rank waits before it looks for a cycle, and how often it looks.
-_CHASE_S = 0.05
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The calls for which the current one is made.
 _chain: contextvars.ContextVar[tuple[Link, ...]] = contextvars.ContextVar(
     "cellmesh_chain", default=()
 )
-Future = concurrent.futures.Future[Parcel[Any]]
-
-
-class Connection:
-    """A socket to another rank.
-
-    Args:
-        connection: the socket.
-        peer: the rank, in words, for errors.
-        rank: its number.
-
-    Attributes:
-        pending: calls that the other rank has not answered, with their titles.
-        challenge: the challenge that the other rank has not answered yet; b"" for none.
-    """
-
-    def __init__(self, connection: socket.socket, peer: str = "", rank: int = -1) -> None:
-        self.socket, self.peer, self.rank = connection, peer, rank
-        self.reader, self.challenge, self.proof = StreamReader(), b"", b""
-        self.pending: dict[int, tuple[Future, str]] = {}
-        self.is_open = True
-        self._channel, self._lock = Channel(connection), threading.Lock()
-        self._outbox = collections.deque[list[Frame]]()
-
-    def send(self, *parcels: Parcel[Any], waits: bool = True) -> None:
-        """Send messages, on any thread.
-
-        Args:
-            parcels: the messages.
-            waits: whether to wait while another thread sends; it sends these as well otherwise.
-        """
-        self._outbox.append(encode(parcels))
-        while self._outbox and self._lock.acquire(blocking=waits):
-            try:
-                while self._outbox:
-                    self._channel.send(self._outbox.popleft())
-            except OSError:
-                self.close()
-            except BaseException:  # an interrupt: a part of the message may have been sent
-                self.close()
-                raise
-            finally:
-                self._lock.release()
-
-    def close(self) -> None:
-        """End the connection; the thread that reads it gets its end."""
-        self.is_open = False
-        self._outbox.clear()
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class Handles:
@@ -211,45 +152,9 @@ class Handles:
         with self._lock:
             known = self._outgoing.get(key)
             if known is None or not known.is_open:
-                known = self._outgoing[key] = self._dial(address, rank)
+                known = self._outgoing[key] = dial(address, rank)
+                self._read(known)
             return known
-
-    def _dial(self, address: Address, rank: int) -> Connection:
-        """Connect to a rank, and prove that this process may read its mesh's ticket."""
-        try:
-            ticket = read_ticket(Path(address.directory) / "ticket.json")
-            is_there = mark_of(ticket.key) == address.mark and not ticket.spans_hosts
-        except CellmeshError:
-            is_there = False
-        if not is_there:
-            raise refuse(
-                address,
-                "cannot be called from here: its mesh has ended, or is on another host. Between "
-                "hosts, let the notebook call it and pass the values on",
-            )
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(_GREET_S)
-            connection.connect(socket_of(address.directory, rank))
-            if not is_own_peer(connection):
-                raise refuse(address, "is at a socket of another user")
-            challenge = connection.recv(CHALLENGE_BYTES)
-            if len(challenge) < CHALLENGE_BYTES:
-                raise ConnectionError("it has ended")
-            connection.sendall(prove(ticket.key, challenge))
-        except OSError as error:
-            connection.close()
-            raise RankDied(
-                rank,
-                f"of {address.mesh} is dead, or was replaced and has no `{address.actor}` "
-                f"({error.strerror or error})",
-            ) from None
-        except BaseException:
-            connection.close()
-            raise
-        made = Connection(connection, f"{address.mesh} {rank}", rank)
-        self._read(made)
-        return made
 
     # ---- waits
 
@@ -467,201 +372,3 @@ class Handles:
 async def _await_in(chain: tuple[Link, ...], value: Awaitable[Any]) -> Any:
     _chain.set(chain)
     return await value
-
-
-# ---------------------------------------------------------------- for user code
-
-
-class PeerRun(Awaitable[Any]):
-    """A call of other ranks, in flight or ended: await it, or call `result`.
-
-    Args:
-        handles: the handles of this rank.
-        title: name of the call.
-        calls: rank -> its connection, the call and its answer.
-    """
-
-    def __init__(
-        self, handles: Handles, title: str, calls: dict[int, tuple[Connection, Link, Future]]
-    ) -> None:
-        self._handles, self._title, self._calls = handles, title, calls
-        self.since_s = 0.0
-
-    def open_calls(self) -> list[tuple[Connection, Link]]:
-        """Return the calls that have not ended."""
-        return [(to, link) for to, link, future in self._calls.values() if not future.done()]
-
-    def done(self) -> bool:
-        """Return whether every rank has answered."""
-        return not self.open_calls()
-
-    def cancel(self) -> None:
-        """Interrupt the call on its ranks; return without waiting."""
-        for connection, link in self.open_calls():
-            connection.send(Parcel(PeerCancel(link.run)))
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the answers, and return the value, or `Results` of several ranks. Blocks.
-
-        Args:
-            timeout_s: how long to wait, in seconds; None for no limit. The call goes on after a
-                time-out.
-
-        Raises:
-            RankDied: a rank has ended.
-            MeshUsageError: ranks wait for each other in a cycle, which this call has closed.
-            TimeoutError: there is no answer in time.
-        """
-        self.since_s = time.monotonic()
-        until = self.since_s + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
-        step = _CHASE_S
-        with self._handles.wait_for(self):
-            for _, link, future in self._calls.values():
-                while not future.done():
-                    left = until - time.monotonic()
-                    if left <= 0:
-                        raise TimeoutError(f"{link.title} has not ended after {timeout_s} s")
-                    try:
-                        concurrent.futures.wait((future,), min(step, left))
-                    except BaseException:  # the interrupt of this rank
-                        self.cancel()
-                        raise
-                    if not future.done():
-                        self._handles.chase(self)
-                        step = 1.0
-        return self._values()
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._wait_async().__await__()
-
-    async def _wait_async(self) -> Any:
-        try:
-            for _, _, future in self._calls.values():
-                await asyncio.wait((asyncio.wrap_future(future),))
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        return self._values()
-
-    def _values(self) -> Any:
-        values: dict[int, Any] = {}
-        errors: dict[int, BaseException] = {}
-        for rank, (_, link, future) in self._calls.items():
-            try:
-                values[rank] = _value_of(future.result(), link.title)
-            except Exception as error:
-                errors[rank] = error
-        first = next(iter(errors.values()), None)
-        if first is not None and len(self._calls) == 1:
-            raise first
-        if first is not None:
-            summary = f"{self._title} failed on {describe_ranks(errors)}: {first}"
-            raise RankFailure(summary, errors)
-        return Results(values) if len(self._calls) > 1 else next(iter(values.values()))
-
-    def __repr__(self) -> str:
-        return f"<{self._title} on {describe_ranks(self._calls)}{': done' if self.done() else ''}>"
-
-
-def _value_of(parcel: Parcel[Any], title: str) -> Any:
-    """Return the value of an answer, or raise the exception in it."""
-    verb = parcel.verb
-    if type(verb) is Done:
-        return None if verb.payload is None else payload.loads(verb.payload, parcel.buffers)
-    raised: Any = None
-    if verb.payload is not None:
-        with contextlib.suppress(Exception):
-            raised = payload.loads(verb.payload, parcel.buffers)
-    if not isinstance(raised, Exception):  # an interrupt there is none here
-        raised = RemoteError(verb.type_name, verb.text, verb.why_no_payload)
-    if "\n" in verb.traceback:
-        raised.add_note(f"raised by {title}:\n{_COLOURS.sub('', verb.traceback)}")
-    raise raised
-
-
-class RankActor:
-    """A handle of an actor of other ranks, on a rank: its attributes are the actor's methods."""
-
-    __slots__ = ("_address", "_handles")
-
-    def __init__(self, handles: Handles, address: Address) -> None:
-        self._handles, self._address = handles, address
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Python asks for such by itself
-            raise AttributeError(f"{name} is private, and a handle calls public methods only")
-        return RankMethod(self._handles, self._address, name)
-
-    def __getitem__(self, index: int | slice | Sequence[int]) -> RankActor:
-        ranks = self._address.ranks
-        if isinstance(index, int):
-            chosen: tuple[int, ...] = (ranks[index],)
-        else:
-            picked = ranks[index] if isinstance(index, slice) else (ranks[each] for each in index)
-            chosen = tuple(picked)
-        return RankActor(self._handles, msgspec.structs.replace(self._address, ranks=chosen))
-
-    def __len__(self) -> int:
-        return len(self._address.ranks)
-
-    def __reduce__(self) -> Any:
-        return self._address.reduce()
-
-    def __repr__(self) -> str:
-        return f"<actor {self._address}>"
-
-
-class RankMethod:
-    """A method of an actor of other ranks, to be called from a rank."""
-
-    def __init__(self, handles: Handles, address: Address, name: str) -> None:
-        self._handles, self._address, self._name = handles, address, name
-
-    def _call(self, operation: str, args: Any, kwargs: Any) -> PeerRun:
-        return self._handles.call(self._address, self._name, operation, args, kwargs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method and return its value; in an asyncio task, a `PeerRun` to be awaited."""
-        run = self._call("call", args, kwargs)
-        return run if asyncio._get_running_loop() is not None else run.result()
-
-    def submit(self, *args: Any, **kwargs: Any) -> PeerRun:
-        """Call the method, and return a `PeerRun` without waiting."""
-        return self._call("call", args, kwargs)
-
-    def send(self, *args: Any, **kwargs: Any) -> None:
-        """Call the method without a result; an exception is printed on this rank."""
-        run = self._call("send", args, kwargs)
-        for _, link, future in run._calls.values():
-            future.add_done_callback(lambda future, title=link.title: _report(future, title))  # type: ignore[misc]
-
-    def any(self, *args: Any, **kwargs: Any) -> PeerRun:
-        """Call the method on the living rank with the fewest calls of this rank in flight."""
-        address = self._address
-        dead = RankDied(-1, "")
-        for rank in sorted(address.ranks, key=lambda rank: self._handles.in_flight(address, rank)):
-            one = msgspec.structs.replace(address, ranks=(rank,))
-            try:
-                return self._handles.call(one, self._name, "call", args, kwargs)
-            except RankDied as error:
-                dead = error
-        raise dead
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("stream", "sharded"):
-            raise MeshUsageError(
-                f"{self._address.actor}.{self._name}.{name}: only the notebook's handle has it, as "
-                "a rank's calls are single ones"
-            )
-        raise AttributeError(name)
-
-    def __repr__(self) -> str:
-        return f"<method {self._address.actor}.{self._name}>"
-
-
-def _report(future: Future, title: str) -> None:
-    try:
-        _value_of(future.result(), title)
-    except BaseException as error:
-        notes = "\n".join(getattr(error, "__notes__", ()))
-        print(f"{title}: {type(error).__name__}: {error}\n{notes}", file=sys.stderr)
