@@ -125,7 +125,7 @@ FEATURES = (
     ),
     Feature(
         "modules imported once",
-        450,
+        455,
         "wire/preload.py controller/preload.py workers/preload.py workers/warm_up.py",
     ),
     Feature(

@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from .ticket import runtime_root
 # Modules of a list, those whose imports take longest; and the least time of an import in it.
 MAX_MODULES = 300
 LEAST_S = 0.001
+# Duration, in seconds, of an import for which a start does not wait.
+SLOW_S = 2.0
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -113,6 +115,18 @@ def names_to_import(preloads: Preloads, names: Iterable[str]) -> tuple[str, ...]
     """Return those of some modules that a zygote is to import, in order."""
     left_out = still_left_out(preloads)
     return tuple(name for name in names if left_out.isdisjoint(with_packages(name)))
+
+
+def quick_to_import(preloads: Preloads, names: Sequence[str]) -> tuple[str, ...]:
+    """Return those of some modules for which the start of a mesh waits.
+
+    A script imports again what it has imported before. Of a project, which has several scripts or
+    cells, it waits for no package of which a module has taken ranks longer than `SLOW_S`, as a
+    script may need none of it. (Most need the same parts of torch.)
+    """
+    slow = {name.partition(".")[0] for name, took_s in preloads.modules.items() if took_s > SLOW_S}
+    slow = set() if os.path.isfile(preloads.project) else slow - {"torch"}
+    return tuple(name for name in names if name.partition(".")[0] not in slow)
 
 
 def still_left_out(preloads: Preloads) -> frozenset[str]:

@@ -121,8 +121,8 @@ class Loading:
         stages: names of modules, in order; of each stage together.
         list_path: list of the project, in which modules that cannot be preloaded are noted.
         argument: argument in the copies' command lines that shows whose they are.
-        hangs_s: time limit of one module's import, in seconds; more if the list has one that took
-            ranks longer than a third of it.
+        hangs_s: time limit of one module's import, in seconds; more if one of them took ranks
+            longer than a third of it.
         has: the modules that this process has imported.
 
     Attributes:
@@ -144,7 +144,8 @@ class Loading:
         self._stages = [names for names in possible if not sys.modules.keys() >= {*names}]
         self._list_path, self._argument = list_path, argument
         # Ranks have imported what is in the list, if slowly: that does not hang.
-        self.hangs_s = max(hangs_s, 3 * max(known.modules.values(), default=0.0))
+        took_s = (known.modules.get(name, 0.0) for names in self._stages for name in names)
+        self.hangs_s = max(hangs_s, 3 * max(took_s, default=0.0))
         self._num_failed = 0
         self._copy = 0  # process id; 0 without a copy
         self._connection: socket.socket | None = None

@@ -39,6 +39,7 @@ from ..wire import marks, waiting
 from ..wire.environment import VISIBLE, Surroundings
 from ..wire.host import same_release
 from ..wire.own_file import open_own_directory
+from ..wire.preload import quick_to_import, read_preloads
 from ..wire.process import wait_readable
 from ..wire.ticket import Ticket, read_ticket
 from .linux_process import (
@@ -290,7 +291,8 @@ def _make_like_notebook(ticket: Ticket, path: Sequence[str], given: Imported | N
     sys.modules[f"{__package__}.rank.main"].choose_displays()
     has = given.has if given is not None else Preloaded()
     if given is None and ticket.learned:
-        loading = Loading([ticket.learned], ticket.learned_list, str(ticket.path), _HANGS_S)
+        quick = quick_to_import(read_preloads(Path(ticket.learned_list)), ticket.learned)
+        loading = Loading([quick], ticket.learned_list, str(ticket.path), _HANGS_S)
         loading.finish()
         has = loading.has
     for name in ticket.preload:

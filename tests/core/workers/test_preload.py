@@ -7,7 +7,7 @@ from types import FunctionType
 
 import pytest
 
-from cellmesh.wire.preload import change_preloads, learn
+from cellmesh.wire.preload import Preloads, change_preloads, learn, quick_to_import
 from cellmesh.workers.preload import Loading, Preloaded, timed
 
 
@@ -50,3 +50,16 @@ def test_a_module_that_took_ranks_long_has_longer_than_the_limit(tmp_path: Path)
     change_preloads(path, lambda found: learn(found, "project", {"slow_library": 20.0}))
     assert Loading([["slow_library"]], str(path), "argument", hangs_s=10.0).hangs_s == 60.0
     assert Loading([["slow_library"]], str(path), "argument", hangs_s=90.0).hangs_s == 90.0
+
+
+def test_a_start_waits_for_the_quick_packages_of_a_project(tmp_path: Path) -> None:
+    took_s = {"quick": 1.0, "torch.part": 9.0, "slow": 20.0, "slow.part": 0.1, "also": 1.9}
+    project = Preloads(project=str(tmp_path), modules=took_s)
+    names = (*took_s, "quick.part")
+    assert quick_to_import(project, names) == ("quick", "torch.part", "also", "quick.part")
+
+
+def test_a_start_waits_for_all_that_its_script_has_imported(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").touch()
+    own = Preloads(project=str(script), modules={"slow": 20.0})
+    assert quick_to_import(own, ["slow"]) == ("slow",)
