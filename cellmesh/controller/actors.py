@@ -21,7 +21,7 @@ from ..errors import CellmeshError, MeshUsageError, RankDied
 from ..wire.codec import Frame
 from ..wire.handles import Address, find_method, mark_of, methods_of
 from ..wire.handles import NoMethodError as NoMethodError
-from ..wire.messages import Pickled, Respawned
+from ..wire.messages import Died, Pickled, Respawned
 from ..wire.nests import check_rows, join_rows
 from ..wire.payload import is_short
 from ..wire.ranks import describe_ranks
@@ -49,7 +49,7 @@ class Spawned:
         kind: its class.
         rank_set: the ranks that have it.
         args, kwargs: arguments of its constructor.
-        lost: ranks that have it no longer, as they were replaced.
+        lost: ranks that have it no longer, as they have died or were replaced.
         num_calls: for each rank, its calls by ``.any`` in flight, and all that it has had.
         why_ended: why there is no such actor any more; "" while there is.
         lock: of `num_calls`.
@@ -174,8 +174,11 @@ class Spawned:
         if change.state == "restarting":
             self.why_ended = "ended with the restart of its mesh"
             forget(self)
-        if isinstance(change.cause, Respawned):
-            self.lost.update({info.rank for info in change.cause.ranks} & {*self.rank_set.ranks})
+        match change.cause:
+            case Died(rank):  # at once, as the core knows of its replacement before this does
+                self.lost.update({rank}.intersection(self.rank_set.ranks))
+            case Respawned(infos):
+                self.lost.update({info.rank for info in infos}.intersection(self.rank_set.ranks))
 
 
 class Actor:

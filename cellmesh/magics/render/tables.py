@@ -338,7 +338,7 @@ def actors_table(
         num_calls = sum(title.startswith(f"{name}.") for title in titles.values())
         doing = {
             rank: "replaced, and has none"
-            if rank in actor.lost
+            if rank in actor.lost and rank in states
             else _doing_as(name, titles, states.get(rank))
             for rank in actor.rank_set.ranks
         }

@@ -218,6 +218,7 @@ def test_actors_are_shown_with_what_their_ranks_do() -> None:
         1: state(1, waiting=waiting),
         2: state(2, 9, where="f(x)", waiting=waiting[:1]),
         3: state(3),
+        4: state(4),
     }
     runs: list[Any] = [
         SimpleNamespace(number=number, title=title)
