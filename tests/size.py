@@ -207,8 +207,8 @@ FEATURES = (
         "wire/nests.py controller/actors.py workers/rank/actors.py",
     ),
     Feature(
-        "handles of actors on ranks",  # and calls from rank to rank
-        520,
+        "handles of actors on ranks",  # with that of the mesh; and calls from rank to rank
+        540,
         "wire/handles.py workers/rank/handles.py workers/rank/peer_connections.py "
         "workers/rank/remote_actors.py",
     ),

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import CellmeshError, MeshUsageError, RankDied
 from ..wire.codec import Frame
-from ..wire.handles import Address, find_method, mark_of, methods_of
+from ..wire.handles import Address, find_method, methods_of
 from ..wire.handles import NoMethodError as NoMethodError
 from ..wire.messages import Died, Pickled, Respawned
 from ..wire.nests import check_rows, join_rows
@@ -232,9 +232,8 @@ class Actor:
         return f"<actor {spawned.name}: {spawned.kind.__name__} on {where}{ended}>"
 
     def __reduce__(self) -> Any:
-        spawned, ticket = self._spawned, self._rank_set.session.ticket
-        place = (mark_of(ticket.key), ticket.name, ticket.directory)
-        return Address(*place, spawned.name, spawned.kind.__name__, self._rank_set.ranks).reduce()
+        actor = self._spawned.name, self._spawned.kind.__name__, self._rank_set.ranks
+        return Address.within(self._rank_set.session.ticket, *actor).reduce()
 
 
 class Method:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import HostError, MeshUsageError
+from ..errors import HostError, MeshUsageError, UnpicklableError
 from ..wire.groups import SetMesh
 from ..wire.messages import LogText
 from ..wire.status import HostReport, RankInfo
@@ -374,6 +374,13 @@ class Mesh(Ranks):
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    def __reduce__(self) -> Any:
+        from ..wire.handles import Address
+
+        if not self.rank_set.session.ticket.group:
+            raise UnpicklableError(f"{self.name} has no process group, and its rank no DeviceMesh")
+        return Address.within(self.rank_set.session.ticket).reduce()
 
     def __repr__(self) -> str:
         return f"<cellmesh {self}>"

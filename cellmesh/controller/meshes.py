@@ -148,13 +148,15 @@ def free_gpus(given: Sequence[str], taken: Mapping[str, Sequence[str]]) -> Seque
 
 
 def open_handle(address: Address) -> Any:
-    """Return the handle of an actor of a mesh of this process; None for other meshes."""
+    """Return a mesh of this process, or the handle of its actor; None for other meshes."""
     from ..wire.handles import Stray, mark_of
     from .actors import Actor
 
     for mesh in own_meshes().values():
         session = mesh.rank_set.session
         if mark_of(session.ticket.key) == address.mark:
+            if not address.actor:
+                return mesh
             spawned = session.actors.get(address.actor)
             return Actor(spawned, address.ranks) if spawned else Stray(address, "was dropped")
     return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MeshUsageError
+from ..errors import MeshUsageError, UnpicklableError
 from ..wire.status import RankState
 from ..wire.values import PullNames
 from ..wire.verbs import PostMortem, RunCall, RunCell
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from .weights import CopyRun
 
 
-_STAYS_HERE = (
-    "the notebook's handle of the mesh and stays there; on the ranks, `mesh` is the DeviceMesh"
-)
+_STAYS_HERE = "a handle of ranks and stays in the notebook; on the ranks, `mesh` is the DeviceMesh"
 
 
 class Ranks:
@@ -508,7 +506,7 @@ class Ranks:
         return Ranks(self.rank_set.part(ranks, is_single))
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"this is {_STAYS_HERE}")
+        raise UnpicklableError(f"this is {_STAYS_HERE}")
 
 
 def seed_ranks(ranks: Ranks, seed: int, per_rank: bool = False) -> None:

@@ -21,6 +21,7 @@ from ..errors import MeshUsageError, did_you_mean
 from .codec import Codec
 from .messages import Done, Failed
 from .ranks import describe_ranks
+from .ticket import Ticket
 from .verbs import Pickled, Verb
 
 
@@ -29,14 +30,14 @@ class NoMethodError(MeshUsageError, AttributeError):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A handle as it travels: the ranks of an actor.
+    """A handle as it travels: the ranks of an actor; or a mesh, which is the DeviceMesh there.
 
     Attributes:
         mark: identifies the actor's mesh (`mark_of`).
         mesh: name of the mesh.
         directory: directory of the mesh.
-        actor: name of the actor.
-        kind: name of its class.
+        actor: name of the actor; "" for the mesh.
+        kind: name of its class; "" for the mesh.
         ranks: the ranks that the handle names.
     """
 
@@ -47,12 +48,22 @@ class Address(msgspec.Struct, frozen=True):
     kind: str
     ranks: tuple[int, ...]
 
+    @classmethod
+    def within(
+        cls, ticket: Ticket, actor: str = "", kind: str = "", ranks: tuple[int, ...] = ()
+    ) -> Address:
+        """Return the address of a mesh, or of one of its actors."""
+        return cls(mark_of(ticket.key), ticket.name, ticket.directory, actor, kind, ranks)
+
     def reduce(self) -> Any:
         """Return the pickle reduction of the handle."""
         return open_handle, msgspec.structs.astuple(self)
 
     def __str__(self) -> str:
-        return f"{self.actor}: {self.kind} on {describe_ranks(self.ranks)} of {self.mesh}"
+        if not self.actor:
+            return f"mesh {self.mesh}"
+        where = f"{describe_ranks(self.ranks)} of {self.mesh}"
+        return f"actor {self.actor}: {self.kind} on {where}"
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
@@ -166,7 +177,7 @@ openers: list[Callable[[Address], Any]] = []
 
 def open_handle(*fields: Any) -> Any:
     """Return what a handle is in this process: the object itself, on a rank that has it; else a
-    handle.
+    handle. Of a mesh, the mesh itself, or the DeviceMesh of its ranks.
     """
     address = Address(*fields)
     for opener in openers:
@@ -204,14 +215,15 @@ class Stray:
         return self._address.reduce()
 
     def __repr__(self) -> str:
-        return f"<actor {self._address}, not usable here>"
+        return f"<{self._address}, not usable here>"
 
 
 def refuse(address: Address, why: str = "") -> MeshUsageError:
     """Return the error for the use of a handle in a process that cannot call the actor."""
     here = f"process {os.getpid()} is neither the notebook that made it nor a rank of a mesh"
     why = why or f"cannot be called here: {here}. Call it there, and pass values to this process"
-    return MeshUsageError(f"{address.actor}, an actor of {address.mesh}, {why}")
+    what = f"{address.actor}, an actor of {address.mesh}," if address.actor else str(address)
+    return MeshUsageError(f"{what} {why}")
 
 
 # ---------------------------------------------------------------- classes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pickle
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -337,3 +339,72 @@ def test_output_of_a_method_is_that_of_its_call(mesh: cm.Mesh, counter: Any) -> 
     sink = Recorder()
     counter._spawned.start("call", ("show",), counter._rank_set, sink=sink).result()
     assert [getattr(block.item, "text", "") for block in sink.blocks] == ["count 0"]
+
+
+OF_A_NOTEBOOK = """
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+class Sharding:
+    def __init__(self):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        self.model = fully_shard(model, mesh=mesh["dp"])
+        self.opt = torch.optim.SGD(self.model.parameters(), 0.1)
+
+    def step(self, x):
+        loss = self.model(x).square().mean()
+        loss.backward()
+        self.opt.step()
+        return loss.item()
+
+    def names(self):
+        return mesh.mesh_dim_names, whole is mesh
+
+def names(given):
+    return mesh.mesh_dim_names, whole is mesh, given is mesh
+"""
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch, mesh: cm.Mesh) -> dict[str, Any]:
+    """The namespace of a notebook with two variables that are the mesh."""
+    module = type(sys)("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    vars(module).update(mesh=mesh, whole=mesh)
+    exec(OF_A_NOTEBOOK, vars(module))
+    return vars(module)
+
+
+def test_the_mesh_is_the_device_mesh_in_code_that_is_sent(
+    mesh: cm.Mesh, notebook: dict[str, Any]
+) -> None:
+    sharding: Any = mesh.spawn(notebook["Sharding"])
+    losses = [sharding.step(torch.ones(4, 8)).list for _ in range(2)]
+    assert len({*losses[0]}) == 1
+    assert losses[1][0] < losses[0][0]
+    assert mesh.run(notebook["names"], mesh).list == [(("dp", "tp"), True, True)] * 4
+    mesh.reshape("x=4")
+    assert sharding.names().list == [(("x",), True)] * 4
+    assert mesh.run(notebook["names"], mesh).list == [(("x",), True, True)] * 4
+    mesh.reshape("dp=2,tp=2")
+    mesh.drop(sharding)
+
+
+def test_another_mesh_in_code_that_is_sent_is_refused(
+    mesh: cm.Mesh, notebook: dict[str, Any]
+) -> None:
+    other = cm.start(1, name="other", group=False)
+    with other:
+        for act, *args in ((other.run, notebook["names"], 1), (other.spawn, notebook["Sharding"])):
+            with pytest.raises(RankFailure, match=f"code for ranks of other names {mesh.name}"):
+                act(*args)
+        assert pickle.loads(pickle.dumps(mesh)) is mesh
+        notebook["mesh"] = other
+        with pytest.raises(MeshUsageError, match=r"no DeviceMesh \(names -> global mesh\)"):
+            other.run(notebook["names"], 1)
+    notebook["mesh"] = mesh[:2]
+    with pytest.raises(MeshUsageError, match=r"`mesh` is the DeviceMesh \(names -> global mesh\)"):
+        mesh.run(notebook["names"], 1)

@@ -169,6 +169,7 @@ def test_calls_on_a_dead_rank_fail_and_those_on_others_go_on(trio: cm.Mesh) -> N
             list(each)
     with pytest.raises(RankDied, match="so nothing can run on rank 1"):
         model.add()
+    assert model._spawned.lost == {1}
     assert {model.add.any().ranks[0] for _ in range(3)} == {0, 2}
     model[[0, 2]].let_go()
     assert [waits[rank].result(WAIT_S) >= 5 for rank in (0, 2)] == [True, True]
@@ -267,8 +268,11 @@ def test_an_actor_is_made_again_three_times_within_a_minute(
 
 
 def test_a_notebook_that_attaches_has_the_actors(trio: cm.Mesh) -> None:
+    def give(actor: Any, ranks: tuple[int, ...]) -> None:
+        trio[0].copy("model.weight", to=trio[[*ranks]]).result(WAIT_S)
+
     for name in ("first", "model", "dropped"):
-        trio[0:2].spawn(Model, 3, name=name, on_death="restart")
+        trio[0:2].spawn(Model, 3, name=name, on_death=give if name == "model" else "restart")
     trio.drop(trio.actors["dropped"])
     former: Any = trio.actors["model"]
     former.add()
@@ -280,9 +284,11 @@ def test_a_notebook_that_attaches_has_the_actors(trio: cm.Mesh) -> None:
         model: Any = mesh.actors["model"]
         assert model.add().list == [5, 5]
         assert repr(model) == f"<actor model: Model on ranks 0-1 of {mesh.name}>"
+        mesh[0].cell("model.weight += 2")
         kill(mesh, 1)
         mesh.heal()
         assert model.add().list == [6, 6]
+        assert mesh[1].pull("model.weight.tolist()") == [2.0] * 3
         mesh.resize(1)
         with pytest.raises(MeshUsageError, match="no rank 1 any more"):
             model.add()

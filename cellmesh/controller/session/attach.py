@@ -98,12 +98,12 @@ def attach(
     if ticket.spans_hosts:
         keep_ticket(ticket)
     mesh = Mesh(session)
+    own_meshes().add(mesh)  # functions of its actors may name it
     if not visits and any(Path(ticket.directory).glob("actor-*")):
         from ..actors import restore
 
         for remark in restore(mesh.rank_set):
             (sink or current_sink()).note(remark)
-    own_meshes().add(mesh)
     accept_guests(mesh, visits)
     return mesh
 

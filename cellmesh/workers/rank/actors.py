@@ -49,7 +49,7 @@ class Actors:
         self._names: dict[int, str] = {}  # by id of the object
         self.on_made: Callable[[], None] = lambda: None
         self.serve: Callable[..., Any]  # operation of another rank's call (`Handles.serve`)
-        self._missing: dict[str, list[tuple[dict[str, Any], tuple[str, ...]]]] = {}
+        self._missing: dict[str, list[tuple[dict[str, Any], dict[str, str]]]] = {}
         self._states: dict[str, States] = {}
         self._streams: dict[int, _Stream] = {}
 
@@ -93,7 +93,7 @@ class Actors:
         Returns:
             Whether it has such a state, not that of its constructor.
         """
-        self._missing[name] = find_missing_names((kind,))
+        self._missing[name] = find_missing_names((kind,), self._namespace.get("mesh"))
         bind_again(self._missing[name], self._namespace)
         self._states.pop(name, None)
         made = None
@@ -123,7 +123,7 @@ class Actors:
     def redefine(self, name: str, _: str, kind: type, /) -> None:
         """Give an actor another class; its state stays."""
         self._find(name).__class__ = kind
-        self._missing[name] = find_missing_names((kind,))
+        self._missing[name] = find_missing_names((kind,), self._namespace.get("mesh"))
         bind_again(self._missing[name], self._namespace)
 
     def send(self, name: str, method: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -95,15 +95,29 @@ class Handles:
     # ---- handles
 
     def open(self, address: Address) -> Any:
-        """Return what a handle is on this rank; None in a process that the rank has forked."""
+        """Return what a handle or a mesh is on this rank; None in a process that it has forked."""
         peer = self.peer
         if os.getpid() != self._pid:
             return None
+        if not address.actor:
+            return self._mesh(address)
         if address.mark != peer.mark or peer.rank not in address.ranks:
             return RankActor(self, address)
         found = self._actors.get(address.actor)
         gone = "is not on this rank any more: mesh.spawn it again"
         return Stray(address, gone) if found is None else found
+
+    def _mesh(self, address: Address) -> Any:
+        """Return the DeviceMesh that cells find as ``mesh``, for the mesh of the notebook."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if address.mark != self.peer.mark:
+            raise MeshUsageError(
+                f"code for ranks of {self.peer.mesh} names {address.mesh}, another mesh: on ranks, "
+                f"their own is their DeviceMesh (`%dist_use {self.peer.mesh}` makes it `mesh`)"
+            )
+        variable = self._context.shell.user_ns.get("mesh")
+        return variable if isinstance(variable, DeviceMesh) else self._context.groups.mesh
 
     def reduce(self, value: Any) -> Any:
         """Return a pickle reduction of a value that leaves this rank, as `reduce_for_notebook`; the

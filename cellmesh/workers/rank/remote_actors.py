@@ -180,7 +180,7 @@ class RankActor:
         return self._address.reduce()
 
     def __repr__(self) -> str:
-        return f"<actor {self._address}>"
+        return f"<{self._address}>"
 
 
 class RankMethod:

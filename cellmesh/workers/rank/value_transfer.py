@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import UnpicklableError
@@ -169,30 +170,38 @@ def bind_missing_names(values: Iterable[Any], namespace: Mapping[str, Any]) -> N
     _visit_functions(values, lambda function, names: bind(function, names, namespace))
 
 
-def find_missing_names(values: Iterable[Any]) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Return the global names that functions inside values use but lack, with the globals of these
-    functions; for values that are called again after the rank's variables have changed.
+def find_missing_names(
+    values: Iterable[Any], mesh: Any = None
+) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """Return the global names that functions inside values use but lack, each with that of the
+    variable to be used, and the globals of these functions; for values that are called again after
+    the rank's variables have changed. Names of the variable `mesh`, a DeviceMesh, are among them.
     """
-    found: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
+    found: dict[int, tuple[dict[str, Any], dict[str, str]]] = {}
+    mesh = mesh if isinstance(mesh, DeviceMesh) else None
 
     def note(function: types.FunctionType, names: tuple[str, ...]) -> list[Any]:
         known = function.__globals__
         lacking = found.setdefault(id(known), (known, {}))[1]
-        lacking.update({name: None for name in names if name not in known})
+        for name in names:
+            if name not in known:
+                lacking[name] = name
+            elif mesh is not None and known[name] is mesh:
+                lacking[name] = "mesh"
         return bind(function, names, {})
 
     _visit_functions(values, note)
-    return [(known, tuple(names)) for known, names in found.values() if names]
+    return [each for each in found.values() if each[1]]
 
 
 def bind_again(
-    missing: Iterable[tuple[dict[str, Any], tuple[str, ...]]], namespace: Mapping[str, Any]
+    missing: Iterable[tuple[dict[str, Any], dict[str, str]]], namespace: Mapping[str, Any]
 ) -> None:
     """Bind names that `find_missing_names` has found to the present variables of the rank."""
     for known, names in missing:
-        for name in names:
-            if name in namespace and not hasattr(builtins, name):
-                known[name] = namespace[name]
+        for name, variable in names.items():
+            if variable in namespace and not hasattr(builtins, name):
+                known[name] = namespace[variable]
 
 
 def _visit_functions(
