@@ -111,6 +111,13 @@ class PeerCancel(Verb, frozen=True):
     run: int
 
 
+class FindActor(Verb, frozen=True):
+    """Ask a rank whether it has an actor; answered by `Done`, or by `Failed` with the reason."""
+
+    run: int
+    actor: str
+
+
 class Chase(Verb, frozen=True):
     """Look for a cycle of waiting ranks: the caller of each call waits for its answer, and the
     called rank has made the next call; the receiver has got the last one.
@@ -119,7 +126,7 @@ class Chase(Verb, frozen=True):
     links: tuple[Link, ...]
 
 
-FromPeer = PeerCall | PeerCancel | Chase | Done | Failed
+FromPeer = PeerCall | PeerCancel | FindActor | Chase | Done | Failed
 
 
 # Numbers of runs on a rank that are calls of other ranks: above those of the notebook, and below

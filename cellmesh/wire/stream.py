@@ -250,6 +250,13 @@ class QueuedChannel:
             self._unsent = _advance(self._unsent, count)
         return True
 
+    def keep(self) -> None:
+        """Copy the queued data, which its owner may change from now on."""
+        self._unsent = [
+            each if type(getattr(each, "obj", each)) is bytes else bytes(each)
+            for each in self._unsent
+        ]
+
     def read(self) -> list[list[Frame]]:
         """Receive from the rank's socket once, and return the messages that this completes; [] at
         the end of the stream.

@@ -63,6 +63,16 @@ class Counter:
             time.sleep(0.001)
         return int(self.other.add(1))
 
+    def notify(self) -> str:
+        """Call the waiting caller, without need of the answer before this ends."""
+        self.other.add.send(1)
+        run = self.other.add.submit(10)
+        try:
+            run.result(0.2)  # cycles are looked for after 0.05
+        except TimeoutError:
+            return "has not waited"
+        return "has waited"
+
     async def never(self) -> None:
         import asyncio
 
@@ -207,6 +217,16 @@ def test_a_cycle_raises_where_it_is_closed(
         with pytest.raises(RankFailure, match="can never end, as right 0 waits for first"):
             second.call(method, "add")
     assert second.call_async("call", "add") == right.add(0)
+
+
+def test_calls_back_for_which_nobody_waits_are_no_cycle(
+    meshes: tuple[cm.Mesh, cm.Mesh], right: Any
+) -> None:
+    notifier = meshes[0][0].spawn(Counter, right[0], name="notifier")
+    notified = meshes[1].spawn(Counter, notifier, name="notified")
+    before = right.add(0)
+    assert notified.call("notify") == "has not waited"
+    assert right.add(0) == before + 11
 
 
 def test_a_cycle_of_independent_calls_raises_once(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ...stdlib import os
 from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
@@ -70,6 +71,7 @@ class RankContext:
     segments: SegmentLink
     device: torch.device
     code: str = ""  # directory with copies of the user's modules, on another host (`CodeStore`)
+    pid: int = field(default_factory=os.getpid)  # of the rank, not of a process that it has forked
     steps: OptimizerSteps = field(default_factory=OptimizerSteps)
     observer: CellObserver | None = None
     # Releases the main thread from an operation on a group, begun before a time, with the reason.

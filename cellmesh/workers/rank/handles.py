@@ -36,6 +36,7 @@ from ...wire.handles import (
     PROOF_BYTES,
     Address,
     Chase,
+    FindActor,
     Link,
     Peer,
     PeerCall,
@@ -54,7 +55,7 @@ from ...wire.messages import Done, Failed, Failing
 from ...wire.ticket import read_ticket
 from ...wire.verbs import Imports, Output, RunCall
 from ...wire.waiting import is_own_peer
-from .peer_connections import Connection, Future, dial
+from .peer_connections import GREET_S, Connection, Future, dial, refuse_silent
 from .remote_actors import PeerRun, RankActor
 from .value_transfer import reduce_for_notebook
 
@@ -80,7 +81,7 @@ class Handles:
         self._ticket = read_ticket(Path(directory) / "ticket.json")
         rank = context.groups.rank
         self.peer = Peer(mark_of(self._ticket.key), self._ticket.name, directory, rank)
-        self._context, self._actors, self._pid = context, context.actors, os.getpid()
+        self._context, self._actors, self._pid = context, context.actors, context.pid
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # of what other threads than the reading one change
         self._epoll: select.epoll | None = None
@@ -91,6 +92,8 @@ class Handles:
         self._incoming: dict[int, tuple[Connection, PeerCall]] = {}
         self._last_run = -1  # the last run of the notebook, whose output that of calls joins
         self._waiting: PeerRun | None = None  # for which the main thread waits
+        # Calls that tasks await, each with the call of another rank for which its task executes.
+        self._awaited: dict[PeerRun, Link] = {}
 
     # ---- handles
 
@@ -140,21 +143,46 @@ class Handles:
         title = f"{address.actor}.{method}"
         target = ((address.actor, method, operation), args, kwargs)
         pickled, buffers = payload.dumps(target, title, self.reduce)
-        calls = {}
-        for rank in address.ranks:
-            connection = self._connect(address, rank)
-            link = Link(self.peer, next(self._numbers), f"{title} on {address.mesh} {rank}")
+        connections = {rank: self._connect(address, rank) for rank in address.ranks}
+        for connection in connections.values():
             if len(connection.pending) >= MAX_CALLS:
                 raise MeshUsageError(
                     f"{MAX_CALLS:,} calls of {connection.peer} are in flight: wait for some of them"
                 )
-            future: Future = concurrent.futures.Future()
-            connection.pending[link.run] = future, link.title
-            calls[rank] = connection, link, future
-            connection.send(Parcel(PeerCall(link, _chain.get(), pickled), tuple(buffers)))
-            if not connection.is_open:
-                self._lose(connection)
+        calls = {}
+        for rank, connection in connections.items():  # only now, so that all or none are called
+            link = Link(self.peer, next(self._numbers), f"{title} on {address.mesh} {rank}")
+            call = Parcel(PeerCall(link, _chain.get(), pickled), tuple(buffers))
+            calls[rank] = connection, link, self._send(connection, link.run, link.title, call)
         return PeerRun(self, title, calls)
+
+    def check(self, address: Address, rank: int) -> None:
+        """Check that a rank has an actor, unless it is known. Blocks.
+
+        Raises:
+            RankDied: the rank is dead, or was replaced and has no such actor.
+            HostError: the rank does not answer.
+        """
+        connection = self._connect(address, rank)
+        if address.actor not in connection.known:
+            run, title = next(self._numbers), f"it was called as `{address.actor}`"
+            question = Parcel(FindActor(run, address.actor))
+            try:
+                answer = self._send(connection, run, title, question).result(GREET_S)
+            except TimeoutError:
+                raise refuse_silent(address, rank) from None
+            if type(answer.verb) is Failed:
+                raise RankDied(rank, f"of {address.mesh} {answer.verb.text}")
+            connection.known.add(address.actor)
+
+    def _send(self, connection: Connection, run: int, title: str, parcel: Parcel[Any]) -> Future:
+        """Send a call, and return its answer to come."""
+        future: Future = concurrent.futures.Future()
+        connection.pending[run] = future, title
+        connection.send(parcel)
+        if not connection.is_open:
+            self._lose(connection)
+        return future
 
     def in_flight(self, address: Address, rank: int) -> int:
         """Return how many calls of this rank another one has not answered."""
@@ -163,14 +191,31 @@ class Handles:
 
     def _connect(self, address: Address, rank: int) -> Connection:
         key = (address.mark, rank)
+        if (known := self._outgoing.get(key)) is not None and known.is_open:
+            return known
+        dialled = dial(address, rank)  # without the lock, as that may take seconds
         with self._lock:
             known = self._outgoing.get(key)
             if known is None or not known.is_open:
-                known = self._outgoing[key] = dial(address, rank)
+                known = self._outgoing[key] = dialled
                 self._read(known)
-            return known
+        if known is not dialled:  # another thread has been faster
+            dialled.socket.close()
+        return known
 
     # ---- waits
+
+    @contextlib.contextmanager
+    def await_in_call(self, run: PeerRun) -> Iterator[bool]:
+        """Record that the current task awaits a call; give whether the task executes another rank's
+        call, so that it may close a cycle.
+        """
+        if chain := _chain.get():
+            self._awaited[run] = chain[-1]
+        try:
+            yield bool(chain)
+        finally:
+            self._awaited.pop(run, None)
 
     @contextlib.contextmanager
     def wait_for(self, run: PeerRun) -> Iterator[None]:
@@ -193,7 +238,7 @@ class Handles:
         """Look for a cycle: ask the ranks for whose answers a call waits for whom they wait."""
         for connection, link in run.open_calls():
             own = msgspec.structs.replace(link, since_s=run.since_s)
-            connection.send(Parcel(Chase((*links, own))), waits=False)
+            connection.send(Parcel(Chase((*links, own))))
 
     # ---- calls of other ranks
 
@@ -266,19 +311,28 @@ class Handles:
                     os.close(each.detach())
 
     def _read(self, connection: Connection) -> None:
-        descriptor = connection.socket.fileno()
+        descriptor, epoll = connection.socket.fileno(), self._start()
         self._connections[descriptor] = connection
-        self._start().register(descriptor, select.EPOLLIN)
+
+        def want(is_full: bool) -> None:
+            with contextlib.suppress(OSError):  # it has been closed
+                epoll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if is_full else 0))
+
+        connection.on_full = want
+        epoll.register(descriptor, select.EPOLLIN)
 
     def _serve(self) -> None:
         assert self._epoll is not None
         while True:
             try:
-                for descriptor, _ in self._epoll.poll():
+                for descriptor, event in self._epoll.poll():
                     if self._listener is not None and descriptor == self._listener.fileno():
                         self._meet(self._listener.accept()[0])
                     elif (connection := self._connections.get(descriptor)) is not None:
-                        self._hear(connection)
+                        if event & select.EPOLLOUT:
+                            connection.send()
+                        if event != select.EPOLLOUT:
+                            self._hear(connection)
             except BaseException:  # as user code can raise in any thread, or use up descriptors
                 time.sleep(0.01)
 
@@ -342,13 +396,6 @@ class Handles:
                 if future is not None and future.set_running_or_notify_cancel():
                     future.set_result(parcel)
             case PeerCall():
-                waiting = self._waiting
-                runs = set() if waiting is None else {link.run for _, link in waiting.open_calls()}
-                for at, link in enumerate(verb.chain):
-                    if link.caller == self.peer and link.run in runs:
-                        text = describe_cycle((*verb.chain[at:], verb.link))
-                        self._refuse(connection, verb.link.run, text)
-                        return
                 run = PEER_RUNS.start + _STEP * next(self._numbers)
                 self._incoming[run] = connection, verb
                 work = RunCall(run, verb.payload, interleaves=True, of_actor="serve")
@@ -357,30 +404,42 @@ class Handles:
                 for run, (of, call) in [*self._incoming.items()]:
                     if of is connection and call.link.run == verb.run:
                         self._context.interrupts.request(run)
+            case FindActor():
+                is_here = self._actors.get(verb.actor) is not None
+                text = f"has no `{verb.actor}` any more: mesh.spawn makes it again"
+                failed = Failed(verb.run, "RankDied", text, "", 0)
+                connection.send(Parcel(Done(verb.run) if is_here else failed))
             case Chase():
                 self._follow(verb.links)
 
-    def _refuse(self, connection: Connection, run: int, text: str) -> None:
-        failed = Failed(run, "MeshUsageError", text, text, 0)
-        pickled, _ = payload.dumps(MeshUsageError(text), "the error")
-        answer = msgspec.structs.replace(failed, payload=pickled, traceback="")
-        connection.send(Parcel(answer), waits=False)
-
     def _follow(self, links: tuple[Link, ...]) -> None:
-        """Follow a chain of ranks that wait to those for which this rank waits."""
-        run = self._waiting
-        if run is None:
+        """Follow a chain of calls that wait to those for which the last one waits on this rank."""
+        numbers, last = {(link.caller, link.run) for link in links}, links[-1]
+        for run, of in [*self._awaited.items()]:
+            if (of.caller, of.run) == (last.caller, last.run):
+                own = {(link.caller, link.run) for _, link in run.open_calls()}
+                if not self._close(run, links) and numbers.isdisjoint(own):
+                    self.chase(run, links)
+        waiting = self._waiting  # for which all other calls on this rank wait
+        if waiting is None or not waiting.is_endless or self._close(waiting, links):
             return
+        if self.peer not in {link.caller for link in links}:
+            self.chase(waiting, links)
+
+    def _close(self, run: PeerRun, links: tuple[Link, ...]) -> bool:
+        """Return whether a chain of calls begins with one of a run, which then fails if it is the
+        last one.
+        """
         for connection, link in run.open_calls():
-            if links[0].caller == self.peer and links[0].run == link.run:
+            if (links[0].caller, links[0].run) == (link.caller, link.run):
                 if closes_last(links[0], links):
                     future, _ = connection.pending.pop(link.run, (None, ""))
                     if future is not None:
-                        future.set_exception(MeshUsageError(describe_cycle(links)))
-                        connection.send(Parcel(PeerCancel(link.run)), waits=False)
-                return
-        if all(link.caller != self.peer for link in links):
-            self.chase(run, links)
+                        error = MeshUsageError(describe_cycle((*links[1:], links[0])))
+                        future.set_exception(error)
+                        connection.send(Parcel(PeerCancel(link.run)))
+                return True
+        return False
 
 
 async def _await_in(chain: tuple[Link, ...], value: Awaitable[Any]) -> Any:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import select
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...errors import CellmeshError, RankDied
+from ...errors import CellmeshError, HostError, RankDied
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.handles import CHALLENGE_BYTES, Address, mark_of, prove, refuse, socket_of
-from ...wire.stream import Channel, StreamReader
+from ...wire.stream import QueuedChannel, StreamReader
 from ...wire.ticket import read_ticket
 from ...wire.waiting import is_own_peer
 
 # A peer answers a challenge, and accepts a connection, at once, unless its interpreter is busy.
-_GREET_S = 10.0
+GREET_S = 10.0
+# How long a thread waits for a rank that reads nothing, before it leaves the rest to another one.
+_PATIENCE_MS = 100
 Future = concurrent.futures.Future[Parcel[Any]]
 
 
@@ -33,35 +37,54 @@ class Connection:
     Attributes:
         pending: calls that the other rank has not answered, with their titles.
         challenge: the challenge that the other rank has not answered yet; b"" for none.
+        known: the actors that the other rank is known to have.
+        on_full: called if messages begin to wait until the socket is writable, and as none is left.
     """
 
     def __init__(self, connection: socket.socket, peer: str = "", rank: int = -1) -> None:
         self.socket, self.peer, self.rank = connection, peer, rank
         self.reader, self.challenge, self.proof = StreamReader(), b"", b""
         self.pending: dict[int, tuple[Future, str]] = {}
+        self.known: set[str] = set()
         self.is_open = True
-        self._channel, self._lock = Channel(connection), threading.Lock()
+        self.on_full: Callable[[bool], None] = lambda is_full: None
+        self._is_full = False
+        self._channel, self._lock = QueuedChannel(connection), threading.Lock()
         self._outbox = collections.deque[list[Frame]]()
 
-    def send(self, *parcels: Parcel[Any], waits: bool = True) -> None:
-        """Send messages, on any thread.
+    def send(self, *parcels: Parcel[Any]) -> None:
+        """Send messages, on any thread, after those that wait; without any, send these.
 
-        Args:
-            parcels: the messages.
-            waits: whether to wait while another thread sends; it sends these as well otherwise.
+        Messages wait while another thread sends, which then sends them as well, or while the other
+        rank reads nothing (it is stopped, or busy in C++), until `send` is called again.
         """
-        self._outbox.append(encode(parcels))
-        while self._outbox and self._lock.acquire(blocking=waits):
+        if parcels:
+            self._outbox.append(encode(parcels))
+        is_due = not parcels
+        while (self._outbox or is_due) and self._lock.acquire(blocking=False):
+            is_due = False
             try:
-                while self._outbox:
-                    self._channel.send(self._outbox.popleft())
-            except OSError:
-                self.close()
+                self._push()
             except BaseException:  # an interrupt: a part of the message may have been sent
                 self.close()
                 raise
             finally:
                 self._lock.release()
+
+    def _push(self) -> None:
+        is_sent, was_full = self._channel.flush(), self._is_full
+        while self._outbox:
+            is_sent = self._channel.send(self._outbox.popleft())
+        if not (is_sent or was_full):
+            writable = select.poll()
+            writable.register(self.socket, select.POLLOUT)
+            while not is_sent and writable.poll(_PATIENCE_MS):
+                is_sent = self._channel.flush()
+        if not is_sent:
+            self._channel.keep()
+        self._is_full = not is_sent
+        if self._is_full != was_full:
+            self.on_full(self._is_full)
 
     def close(self) -> None:
         """End the connection; the thread that reads it gets its end."""
@@ -77,6 +100,7 @@ def dial(address: Address, rank: int) -> Connection:
     Raises:
         MeshUsageError: the mesh has ended, or is on another host.
         RankDied: the rank does not listen.
+        HostError: the rank does not answer.
     """
     try:
         ticket = read_ticket(Path(address.directory) / "ticket.json")
@@ -91,7 +115,7 @@ def dial(address: Address, rank: int) -> Connection:
         )
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(_GREET_S)
+        connection.settimeout(GREET_S)
         connection.connect(socket_of(address.directory, rank))
         if not is_own_peer(connection):
             raise refuse(address, "is at a socket of another user")
@@ -99,6 +123,9 @@ def dial(address: Address, rank: int) -> Connection:
         if len(challenge) < CHALLENGE_BYTES:
             raise ConnectionError("it has ended")
         connection.sendall(prove(ticket.key, challenge))
+    except (TimeoutError, BlockingIOError):  # the latter of a long queue
+        connection.close()
+        raise refuse_silent(address, rank) from None
     except OSError as error:
         connection.close()
         raise RankDied(
@@ -110,3 +137,12 @@ def dial(address: Address, rank: int) -> Connection:
         connection.close()
         raise
     return Connection(connection, f"{address.mesh} {rank}", rank)
+
+
+def refuse_silent(address: Address, rank: int) -> HostError:
+    """Return the error for a rank that listens, but does not answer."""
+    return HostError(
+        f"rank {rank} of {address.mesh} has not answered for {GREET_S:.0f} s: its process is "
+        "stopped (SIGSTOP, a debugger), or in C++ code that holds Python's lock. %dist_stacks of "
+        f"{address.mesh} shows where; it may be called again"
+    )

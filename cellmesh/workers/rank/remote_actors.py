@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ...errors import MeshUsageError, RankDied, RankFailure, RemoteError
+from ...errors import HostError, MeshUsageError, RankDied, RankFailure, RemoteError
 from ...wire import payload
 from ...wire.codec import Parcel
 from ...wire.handles import Address, Link, PeerCancel
@@ -39,7 +39,11 @@ class Handles(Protocol):
 
     def in_flight(self, address: Address, rank: int) -> int: ...
 
+    def check(self, address: Address, rank: int) -> None: ...
+
     def wait_for(self, run: PeerRun) -> AbstractContextManager[None]: ...
+
+    def await_in_call(self, run: PeerRun) -> AbstractContextManager[bool]: ...
 
     def chase(self, run: PeerRun) -> None: ...
 
@@ -51,13 +55,17 @@ class PeerRun(Awaitable[Any]):
         handles: the handles of this rank.
         title: name of the call.
         calls: rank -> its connection, the call and its answer.
+
+    Attributes:
+        since_s: when the present wait for it began.
+        is_endless: whether the wait for it has no time-out.
     """
 
     def __init__(
         self, handles: Handles, title: str, calls: dict[int, tuple[Connection, Link, Future]]
     ) -> None:
         self._handles, self._title, self._calls = handles, title, calls
-        self.since_s = 0.0
+        self.since_s, self.is_endless = 0.0, True
 
     def open_calls(self) -> list[tuple[Connection, Link]]:
         """Return the calls that have not ended."""
@@ -84,7 +92,7 @@ class PeerRun(Awaitable[Any]):
             MeshUsageError: ranks wait for each other in a cycle, which this call has closed.
             TimeoutError: there is no answer in time.
         """
-        self.since_s = time.monotonic()
+        self.since_s, self.is_endless = time.monotonic(), timeout_s is None
         until = self.since_s + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
         step = _CHASE_S
         with self._handles.wait_for(self):
@@ -98,7 +106,7 @@ class PeerRun(Awaitable[Any]):
                     except BaseException:  # the interrupt of this rank
                         self.cancel()
                         raise
-                    if not future.done():
+                    if self.is_endless and not future.done():
                         self._handles.chase(self)
                         step = 1.0
         return self._values()
@@ -107,9 +115,15 @@ class PeerRun(Awaitable[Any]):
         return self._wait_async().__await__()
 
     async def _wait_async(self) -> Any:
+        self.since_s = time.monotonic()
         try:
-            for _, _, future in self._calls.values():
-                await asyncio.wait((asyncio.wrap_future(future),))
+            with self._handles.await_in_call(self) as may_close:
+                step = _CHASE_S if may_close else None
+                for _, _, future in self._calls.values():
+                    wrapped = asyncio.wrap_future(future)
+                    while not (await asyncio.wait((wrapped,), timeout=step))[0]:
+                        self._handles.chase(self)
+                        step = 1.0  # without one, it is done
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -208,14 +222,17 @@ class RankMethod:
             future.add_done_callback(lambda future, title=link.title: _report(future, title))  # type: ignore[misc]
 
     def any(self, *args: Any, **kwargs: Any) -> PeerRun:
-        """Call the method on the living rank with the fewest calls of this rank in flight."""
+        """Call the method on the rank with the fewest calls of this rank in flight, of those that
+        live and have the actor.
+        """
         address = self._address
-        dead = RankDied(-1, "")
+        dead: Exception = RankDied(-1, "")
         for rank in sorted(address.ranks, key=lambda rank: self._handles.in_flight(address, rank)):
             one = msgspec.structs.replace(address, ranks=(rank,))
             try:
+                self._handles.check(one, rank)
                 return self._handles.call(one, self._name, "call", args, kwargs)
-            except RankDied as error:
+            except (RankDied, HostError) as error:
                 dead = error
         raise dead
 

@@ -1,0 +1,168 @@
+"""Calls between ranks, of which each is a `Handles` in this process, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cellmesh.errors import HostError, RankDied
+from cellmesh.wire.codec import Parcel, encode
+from cellmesh.wire.handles import (
+    CHALLENGE_BYTES,
+    Address,
+    Link,
+    PeerCall,
+    mark_of,
+    prove,
+    socket_of,
+)
+from cellmesh.wire.messages import Done, Pickled
+from cellmesh.wire.stream import Channel
+from cellmesh.wire.ticket import write_ticket
+from cellmesh.workers.rank import peer_connections
+from cellmesh.workers.rank.features import RankContext
+from cellmesh.workers.rank.handles import Handles
+from cellmesh.workers.rank.remote_actors import RankActor
+
+from ....support.tickets import make_ticket
+
+WAIT_S = 60.0
+KEY = "ab" * 32
+
+
+class Rank(RankContext):
+    """A rank of a mesh in a directory, with actors of some names; its main thread does nothing.
+
+    Attributes:
+        arrived: calls of other ranks.
+        answer: sends answers.
+    """
+
+    def __init__(self, directory: Path, rank: int, *names: str) -> None:
+        nothing: Any = SimpleNamespace(rank=rank)
+        super().__init__(nothing, nothing, nothing, nothing, nothing, f"{directory}/code/current")
+        self.arrived: list[Parcel[Any]] = []
+        self.answer: Callable[[Any], Any]
+        named = dict.fromkeys(names, object())
+        vars(self)["actors"] = SimpleNamespace(get=named.get, name_of=lambda value: "")
+        self.tasks = SimpleNamespace(let_wake=lambda: None, add=self.arrived.append, wake=1)
+        self.divert = lambda choose: setattr(self, "answer", choose)
+        if names:
+            self.handles.listen()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The directory of a mesh."""
+    tmp_path.chmod(0o700)
+    write_ticket(make_ticket(name="left", key=KEY, directory=str(tmp_path), num_ranks=4))
+    return tmp_path
+
+
+@pytest.fixture
+def caller(directory: Path) -> Handles:
+    """A rank of it without actors."""
+    return Rank(directory, 3).handles
+
+
+def address_of(directory: Path, *ranks: int) -> Address:
+    return Address(mark_of(KEY), "left", str(directory), "counter", "Counter", ranks)
+
+
+@pytest.fixture
+def silent(directory: Path) -> Iterator[socket.socket]:
+    """A rank (1) that listens, but does nothing."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(socket_of(str(directory), 1))
+        listener.listen()
+        listener.settimeout(WAIT_S)
+        yield listener
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    for _ in range(int(100 * WAIT_S)):
+        if is_true():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it does not come true")
+
+
+def test_no_rank_is_called_if_one_of_them_cannot_be(directory: Path, caller: Handles) -> None:
+    zero = Rank(directory, 0, "counter")
+    with pytest.raises(RankDied, match="rank 1 of left is dead, or was replaced"):
+        caller.call(address_of(directory, 0, 1), "add", "call", (), {})
+    caller.call(address_of(directory, 0), "double", "call", (), {})
+    wait_until(lambda: zero.arrived)
+    titles = [call.link.title for _, call in zero.handles._incoming.values()]
+    assert titles == ["counter.double on left 0"]
+
+
+def test_a_rank_that_does_not_answer_delays_no_calls_of_others(
+    directory: Path, caller: Handles, silent: socket.socket
+) -> None:
+    zero = Rank(directory, 0, "counter")
+    with ThreadPoolExecutor(2) as pool:
+        stuck = pool.submit(caller.call, address_of(directory, 1), "add", "call", (), {})
+        with silent.accept()[0]:
+            done = pool.submit(caller.call, address_of(directory, 0), "add", "call", (), {})
+            done.result(peer_connections.GREET_S / 2)
+            wait_until(lambda: zero.arrived)
+        with pytest.raises(RankDied):
+            stuck.result(WAIT_S)
+
+
+def test_the_error_says_that_a_rank_lives_but_does_not_answer(
+    directory: Path, caller: Handles, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_connections, "GREET_S", 0.05)
+    with pytest.raises(HostError, match=r"rank 1 of left has not answered .* stopped"):
+        caller.call(address_of(directory, 1), "add", "call", (), {})
+
+
+def test_any_passes_over_a_rank_that_has_no_such_actor(directory: Path, caller: Handles) -> None:
+    other, has = Rank(directory, 0, "another"), Rank(directory, 2, "counter")
+    actor = RankActor(caller, address_of(directory, 0, 1, 2))
+    for count in (1, 2, 3):
+        actor.add.any(1)
+        wait_until(lambda count=count: len(has.arrived) == count)
+    assert not other.arrived
+    with pytest.raises(RankDied, match="rank 0 of left has no `counter` any more"):
+        actor[0].add.any(1)
+
+
+def test_a_caller_that_reads_nothing_does_not_stop_the_called_rank(directory: Path) -> None:
+    zero, value = Rank(directory, 0, "counter"), bytearray(8 << 20)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(WAIT_S)
+        connection.connect(socket_of(str(directory), 0))
+        connection.sendall(prove(KEY, connection.recv(CHALLENGE_BYTES)))
+        channel = Channel(connection)
+        peer = zero.handles.peer
+        for run in (1, 2):
+            call = PeerCall(Link(peer, run, "counter.add"), (), Pickled(b""))
+            channel.send(encode([Parcel(call)]))
+        wait_until(lambda: len(zero.arrived) == 2)
+        for work, _ in zero.arrived:
+            answer = Parcel(Done(work.run, Pickled(b"", 1)), (value,))
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(zero.answer, [answer]).result(WAIT_S) == []
+        value[:] = b"x" * len(value)  # as the next call may do
+        for _ in range(2):
+            frames = channel.receive()
+            assert bytes(frames[1]) == bytes(8 << 20)
+
+
+def test_a_forked_process_is_not_the_rank(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cellmesh.workers.rank import handles
+
+    rank, own = Rank(directory, 0), os.getpid()
+    monkeypatch.setattr(handles.os, "getpid", lambda: own + 1)
+    assert rank.handles.open(address_of(directory, 1)) is None
