@@ -14,7 +14,7 @@ import gc
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,14 +267,20 @@ class Groups:
         """
         self._is_broken = True
 
-    def release(self) -> int:
+    def release(self, is_needed: Callable[[], bool] = lambda: True) -> int:
         """Make every wait for other ranks in this process raise; return the number of waits ended
         and connections closed. Any thread may call it.
+
+        Args:
+            is_needed: asked once the groups count as broken, so that a run that ends after it
+                leaves them so; if it returns False, nothing is done.
         """
         # Set first: an operation that is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
-        num_cut = self._waits.end() + self._cut([*self._living(), *self.links.values()])
-        num_cut += self._maker.own_gloo.cut(self.ledger.kept)
+        num_cut = 0
+        if is_needed():
+            num_cut = self._waits.end() + self._cut([*self._living(), *self.links.values()])
+            num_cut += self._maker.own_gloo.cut(self.ledger.kept)
         if not num_cut:
             self._is_broken = was_broken
         return num_cut

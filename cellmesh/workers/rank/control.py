@@ -291,8 +291,13 @@ class ControlThread:
         run, unless it waits in a collective again; C++ code that computes is waited for. If user
         code handles, ignores or blocks SIGINT, another signal follows.
         """
+
+        def release() -> int:
+            # This thread may be late, and the main thread wait in its next run.
+            return self._groups.release(lambda: self._interrupts.running == run)
+
         asked_at = time.monotonic()
-        while not (self._waits_in_vain(run) and self._groups.release()):
+        while not (self._waits_in_vain(run) and release()):
             # A dropped interrupt is queued to be sent again.
             if self._ends_within(run, _UNWIND_S) or not self._stops.empty():
                 return
@@ -307,7 +312,7 @@ class ControlThread:
                     self._interrupts.is_pending(run)
                     and not self._interrupts.is_describing  # it makes several attempts
                     and main_thread_sleeps()
-                    and self._groups.release()
+                    and release()
                 ):
                     return
 
