@@ -25,7 +25,6 @@ from ..wire.messages import Died, Pickled, Respawned
 from ..wire.nests import check_rows, join_rows
 from ..wire.payload import is_short
 from ..wire.ranks import describe_ranks
-from ..wire.values import PullNames
 from ..wire.verbs import RunCall
 from .actor_records import forget, keep, read_all
 from .arguments import is_async
@@ -488,22 +487,23 @@ def spawn(
             "on the ranks; choose another, by name=..."
         )
     actors = rank_set.session.actors
-    if (former := actors.get(name)) is not None:
-        if _title(former.kind) != _title(kind):
-            raise MeshUsageError(
-                f"{name!r} is an actor already, a {_title(former.kind)} on "
-                f"{describe_ranks(former.rank_set.ranks)}: choose another name, by name=..., or "
-                f"mesh.drop(mesh.actors[{name!r}]) before"
-            )
-        drop(former)  # a notebook's cell is run again
-    question = PullNames(0, f"type({name}).__qualname__ if {name!r} in globals() else ''")
-    for rank, taken in rank_set.part(rank_set.ranks).start(question).result().items():
+    if (former := actors.get(name)) is not None and _title(former.kind) != _title(kind):
+        raise MeshUsageError(
+            f"{name!r} is an actor already, a {_title(former.kind)} on "
+            f"{describe_ranks(former.rank_set.ranks)}: choose another name, by name=..., or "
+            f"mesh.drop(mesh.actors[{name!r}]) before"
+        )
+    spawned = Spawned(name, kind, rank_set, args, kwargs, on_death=on_death)
+    question = spawned.start("taken_by", ("__init__",), rank_set.part(rank_set.ranks))
+    for rank, taken in question.result().items():
         if taken:
             raise MeshUsageError(
                 f"{name!r} is a variable of rank {rank} already ({taken}), and is kept: choose "
                 f"another name, as in mesh.spawn({kind.__name__}, name='{name}_actor')"
             )
-    spawned = Spawned(name, kind, rank_set, args, kwargs, on_death=on_death)
+    if former is not None:  # a notebook's cell is run again
+        dump_call(f"{name}.__init__", (name, kind), args, kwargs)  # else the former one stays
+        drop(former)
     try:
         spawned.make(rank_set).result()
     except BaseException:

@@ -283,6 +283,16 @@ def test_a_spawn_again_replaces_the_actor(mesh: cm.Mesh, counter: Any) -> None:
         counter.add()
 
 
+def test_a_spawn_that_is_refused_leaves_the_former_actor(mesh: cm.Mesh, counter: Any) -> None:
+    with pytest.raises(MeshUsageError, match=r"argument 0 of counter.__init__"):
+        mesh.spawn(Counter, (i for i in range(3)))
+    mesh[1].cell("counter = counter.__class__()")
+    with pytest.raises(MeshUsageError, match=r"'counter' is a variable of rank 1 already"):
+        mesh.spawn(Counter, 5)
+    assert counter.add().list == [1] * 4
+    mesh[1].cell("del counter")
+
+
 def test_redefine_keeps_the_state(mesh: cm.Mesh, counter: Any) -> None:
     class Better(Counter):
         def add(self, number: int = 1) -> int:

@@ -174,10 +174,13 @@ def test_calls_on_a_dead_rank_fail_and_those_on_others_go_on(trio: cm.Mesh) -> N
     model[[0, 2]].let_go()
     assert [waits[rank].result(WAIT_S) >= 5 for rank in (0, 2)] == [True, True]
     assert trio[[0, 2]].pull("model.log").list == [["closed"]] * 2
-    trio.heal()
+    trio[[0, 2]].cell("beside = 1")
+    assert trio.heal(source=0).copied_to == (1,)
+    assert trio[1].pull("(beside, 'model' in globals())") == (1, False)
     with pytest.raises(MeshUsageError, match="rank 1 was replaced and has no `model`"):
         model.add()
     assert {model.add.any().ranks[0] for _ in range(3)} == {0, 2}
+    assert trio.spawn(Model).add().list == [1] * 3
 
 
 def test_an_actor_is_made_again_and_given_weights(

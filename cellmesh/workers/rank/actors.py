@@ -60,7 +60,7 @@ class Actors:
             operation: name of the operation.
             target: name of the actor, name of its method, and arguments of the operation.
         """
-        title = f"{target[0]}.{target[1]}"
+        title = f"{target[0]}.{target[1]}" if operation != "taken_by" else ""
         if operation == "call":
             function = self._method(*target)
         else:
@@ -77,6 +77,12 @@ class Actors:
         """Return the name of the actor that a value is; "" if it is none."""
         name = self._names.get(id(value), "")
         return name if name and self._objects.get(name) is value else ""
+
+    def taken_by(self, name: str, _: str, /) -> str:
+        """Return the class of the variable of an actor's name; "" if it is the actor, or none."""
+        value = self._namespace.get(name, self)
+        is_free = value is self or value is self._objects.get(name, self)
+        return "" if is_free else type(value).__qualname__
 
     def make(
         self, name: str, _: str, kind: type, saved: Any = (), /, *args: Any, **kwargs: Any

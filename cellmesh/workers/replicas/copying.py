@@ -16,7 +16,7 @@ import pickle
 import sys
 import types
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,22 +44,28 @@ _OF_FUNCTIONS = (
 )
 
 
-def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
+def survey(
+    namespace: Mapping[str, Any], name_of_actor: Callable[[object], str] = lambda value: ""
+) -> tuple[list[str], dict[str, str]]:
     """Find the variables that can be copied to another rank.
 
     Every value is pickled without keeping the result; the memory of tensors and arrays is not read.
 
     Args:
         namespace: namespace of the rank.
+        name_of_actor: returns the name of the actor that a value is, "" if it is none.
 
     Returns:
         The names that can be copied, and the reason for each name that cannot. Names that begin
-        with ``_`` and names that every rank binds itself (``rank``, ``mesh``, ...) are in neither.
+        with ``_``, names that every rank binds itself (``rank``, ``mesh``, ...) and actors, which
+        are made by the notebook, are in neither.
     """
     names = [
         name
         for name in namespace
-        if not name.startswith("_") and name not in _OWN_NAMES | _SHELL_NAMES
+        if not name.startswith("_")
+        and name not in _OWN_NAMES | _SHELL_NAMES
+        and not name_of_actor(namespace[name])
     ]
     reasons = {name: why for name in names if (why := _why_not(namespace, name))}
     return [name for name in names if name not in reasons], reasons

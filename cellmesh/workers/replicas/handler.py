@@ -45,7 +45,7 @@ class ReplicaHandler:
     """
 
     def __init__(self, context: RankContext) -> None:
-        self._namespace = context.shell.user_ns
+        self._namespace, self._context = context.shell.user_ns, context
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
         """Answer a request on the main thread; see `rank.features.Handler`."""
@@ -61,7 +61,7 @@ class ReplicaHandler:
             case Sync():
                 return syncing.sync(namespace, request.expression, request.source)
             case SurveyNames():
-                return copying.survey(namespace)
+                return copying.survey(namespace, self._context.actors.name_of)
             case GatherNames():
                 return Packed(*copying.gather(namespace, request.names))
 
