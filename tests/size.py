@@ -202,8 +202,8 @@ FEATURES = (
         "controller/checkpoint.py workers/checkpoint.py",
     ),
     Feature(
-        "actors",
-        530,
+        "actors",  # 15 of them so that a refused spawn and a death leave no false state
+        545,
         "wire/nests.py controller/actors.py workers/rank/actors.py",
     ),
     Feature(
