@@ -20,6 +20,7 @@ from tests.conftest import check_nothing_left
 
 from .rig import NUM_RANKS, Rig
 from .rows import Doing, Fault, cell_for, holder_for, outcome_of
+from .serving import Serving
 from .striking import STRIKES
 from .watching import Shown, Stuck, deadline, diagnose, runs_in, wait_until
 
@@ -44,16 +45,29 @@ class Result:
     failure: str = ""  # what was wrong
 
 
-def run_cell(rig: Rig, fault: Fault, doing: Doing, victim: int = 1, source: int = 0) -> Result:
-    """Let a fault strike the victim, for which `source` is copied if it dies, and check all."""
+def run_cell(
+    rig: Rig,
+    fault: Fault,
+    doing: Doing,
+    victim: int = 1,
+    source: int = 0,
+    is_serving: bool = False,
+) -> Result:
+    """Let a fault strike the victim, for which `source` is copied if it dies, and check all; with
+    `is_serving` while calls wait on every rank.
+    """
     what = f"{fault.name} x {doing.name}"
     outcome = outcome_of(fault, doing)
     with deadline(rig.directory, CELL_S, what, rig.mesh):
+        serving = Serving(rig) if is_serving else None
         trial = _Trial(rig, fault, doing, rig.new_gate(), victim)
         report_s = trial.strike_idle() if not doing.place else trial.strike()
         reported_at, heal_s = time.monotonic(), 0.0
         if outcome == "ended":
             return Result(fault.name, doing.name, outcome, report_s)
+        dead = victim if outcome == "died" else None
+        if serving is not None:
+            serving.check(dead, fault.within_s)
         if outcome in ("died", "killed"):
             # `os._exit` stands for those who heal first and copy later.
             at_once = fault.name != "os._exit"
@@ -62,6 +76,8 @@ def run_cell(rig: Rig, fault: Fault, doing: Doing, victim: int = 1, source: int 
         trial.clean_up()
         rig.verify()
         back_s = time.monotonic() - reported_at
+        if serving is not None:
+            serving.end(dead)
         if fault.name in NEEDED:
             _check_forks(rig, victim, source)
         rig.check_leftovers()

@@ -49,12 +49,12 @@ class Table:
         self._rig: Rig | None = None
         self.results: list[Result] = []
 
-    def run(self, fault: Fault, doing: Doing) -> Result:
+    def run(self, fault: Fault, doing: Doing, is_serving: bool = False) -> Result:
         """Run one cell; whatever goes wrong is in its result."""
         try:
             if self._rig is None:
                 self._rig = self._stack.enter_context(open_rig(self._losses))
-            result = run_cell(self._rig, fault, doing)
+            result = run_cell(self._rig, fault, doing, is_serving=is_serving)
         except (Exception, KeyboardInterrupt) as error:
             result = Result(
                 fault.name, doing.name, "failed", failure=f"{type(error).__name__}: {error}"
@@ -155,6 +155,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--doing", action="append", default=[], help="only this column (may be repeated)"
     )
+    parser.add_argument("--serving", action="store_true", help="while calls wait on every rank")
     parser.add_argument("--list", action="store_true", help="name rows and columns")
     parser.add_argument("--output", type=Path, help="write the table here (between its marks)")
     given = parser.parse_args(arguments)
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str]) -> int:
     table = Table(measure_losses(), tell=_print_result)
     try:
         for fault, doing in pairs:
-            table.run(fault, doing)
+            table.run(fault, doing, given.serving)
     finally:
         table.close()
         text = f"{describe(table.results, time.monotonic() - began)}\n{as_markdown(table.results)}"

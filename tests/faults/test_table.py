@@ -43,7 +43,15 @@ CHOSEN = {
     "controller socket cut": ("output flood",),  # nothing is lost on the way
     "agent SIGKILL": ("DDP backward",),  # everything ends, and nothing is left
 }
-PAIRS = in_order((fault_named(name), doing_named(d)) for name, ds in CHOSEN.items() for d in ds)
+# While an actor serves on every rank, and each rank waits for another one's answer.
+SERVING = {
+    "raise": ("all_reduce", "TP forward", "background run"),
+    "SIGKILL": ("idle", "DDP backward", "background run"),
+}
+PAIRS, SERVING_PAIRS = (
+    in_order((fault_named(name), doing_named(d)) for name, ds in chosen.items() for d in ds)
+    for chosen in (CHOSEN, SERVING)
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +62,21 @@ def table(losses: Losses) -> Iterator[Table]:
     table.close()
 
 
+def check(table: Table, pair: Pair, is_serving: bool) -> None:
+    fault, doing = pair
+    fault = dataclasses.replace(fault, within_s=PATIENCE * fault.within_s)
+    result = table.run(fault, doing, is_serving)
+    assert not result.failure, result.failure
+
+
+@pytest.mark.parametrize("pair", SERVING_PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[1].name}")
+def test_a_fault_leaves_calls_that_wait_on_living_ranks(pair: Pair, table: Table) -> None:
+    check(table, pair, is_serving=True)
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[1].name}")
 def test_a_fault_costs_what_it_must_and_no_more(pair: Pair, table: Table) -> None:
-    fault, doing = pair
-    result = table.run(dataclasses.replace(fault, within_s=PATIENCE * fault.within_s), doing)
-    assert not result.failure, result.failure
+    check(table, pair, is_serving=False)
 
 
 def test_table_covers_every_fault_and_every_activity() -> None:
