@@ -16,7 +16,7 @@ from ..wire.ranks import describe_ranks, with_verb
 from .actor_records import keep
 from .core.effects import Change
 from .failure_summary import describe_end, is_released
-from .news import News
+from .news import LOOK_UP_S, News
 from .output.calling_cell import current_sink
 from .output.console import Unremarked
 
@@ -75,6 +75,7 @@ class Supervisor:
         self._thread: threading.Thread | None = None
         self._ends = News()  # of the thread
         self._turn = threading.RLock()  # of making actors again, and of a heal by hand
+        self._called = ""  # the user's function that runs
 
     def watch(self, spawned: Spawned) -> None:
         """Make a new actor again on its ranks that have died or were replaced since it was made."""
@@ -140,20 +141,24 @@ class Supervisor:
     # ---- on its own thread
 
     def _serve(self) -> None:
-        while True:
-            with contextlib.suppress(CellmeshError):
-                if (recovery := self._session.recovery()) is not None:
-                    recovery.wait()  # ranks that have died one after the other are one restart
-            with self._turn:
-                with self._lock:
-                    ranks, self._new = self._new, set()
-                    if not ranks:
-                        self._thread = None
-                        break
-                for spawned in self._concerned(ranks):
-                    if lost := tuple(sorted(spawned.lost - self._session.dead_ranks)):
-                        self._restart(spawned, lost)
-        self._ends.report()
+        try:
+            while True:
+                with contextlib.suppress(CellmeshError):
+                    if (recovery := self._session.recovery()) is not None:
+                        recovery.wait()  # ranks that have died one after the other are one restart
+                with self._turn:
+                    with self._lock:
+                        ranks, self._new = self._new, set()
+                        if not ranks:
+                            self._thread = None
+                            return
+                    for spawned in self._concerned(ranks):
+                        if lost := tuple(sorted(spawned.lost - self._session.dead_ranks)):
+                            self._restart(spawned, lost)
+        finally:
+            if self._thread is threading.current_thread():
+                self._thread = None
+            self._ends.report()
 
     def _restart(self, spawned: Spawned, ranks: tuple[int, ...]) -> None:
         """Make an actor again on new ranks, and call the user's function if there is one."""
@@ -167,6 +172,8 @@ class Supervisor:
             run = spawned.make(part, is_again=True, sink=sink)
             is_restored, problem = _wait(run)
             if callable(spawned.on_death) and not problem:
+                function = getattr(spawned.on_death, "__qualname__", "a function")
+                self._called = f"{function}, the on_death of {spawned.name}"
                 called = spawned.on_death(spawned.handle(), ranks)
                 if inspect.iscoroutine(called):
                     asyncio.run(called)
@@ -175,7 +182,7 @@ class Supervisor:
             problem = "".join(traceback.format_exception(error.with_traceback(rest)))
             problem = f"the function that follows a death has raised:\n{problem}"
         finally:
-            spawned.restarter = 0
+            spawned.restarter, self._called = 0, ""
         has_ended = self._session.core.state != "ready" or spawned.why_ended
         if has_ended or any(self._deaths.get(rank) is not deaths[rank] for rank in deaths):
             return  # ranks that have died by now are replaced, and the actor is made again
@@ -200,12 +207,21 @@ class Supervisor:
     @contextlib.contextmanager
     def around_heal(self) -> Iterator[None]:
         """Heal by hand while no actor is made again, and then wait until those on the new ranks
-        are.
+        are, or the user interrupts the wait.
         """
-        with self._turn:
-            yield
-        if self._thread is not threading.current_thread():  # a function of the user's heals
-            self._ends.wait_for(lambda: self._thread is None)
+        try:
+            while not self._turn.acquire(timeout=LOOK_UP_S):
+                pass  # in steps, as in `News`
+            try:
+                yield
+            finally:
+                self._turn.release()
+            if self._thread is not threading.current_thread():  # a function of the user's heals
+                self._ends.wait_for(lambda: self._thread is None)
+        except KeyboardInterrupt:
+            if self._called:
+                self._show(f"the heal no longer waits for {self._called}, which runs on")
+            raise
 
 
 def _wait(run: Run[Any]) -> tuple[bool, str]:

@@ -189,7 +189,8 @@ def test_an_actor_is_made_again_and_given_weights(
     calls = []
 
     def copy(actor: Any, ranks: tuple[int, ...]) -> None:
-        calls.append((repr(actor), ranks, actor[1].add(0)))
+        called = trio.rank_set.session.supervisor._called
+        calls.append((repr(actor), ranks, actor[1].add(0), called.rpartition(".")[2]))
         trio[0].copy("model.weight", to=trio[[*ranks]], into="model.weight").result(WAIT_S)
 
     first: Any = trio.spawn(Model, 10, name="first", on_death="restart")
@@ -203,7 +204,8 @@ def test_an_actor_is_made_again_and_given_weights(
         model.add()
     assert model.add.any(0).ranks == (0,)
     until(lambda: is_whole(trio, model))
-    assert calls == [("<actor model: Model on ranks 0-2 of " + trio.name + ">", (1,), 20)]
+    text = f"<actor model: Model on ranks 0-2 of {trio.name}>"
+    assert calls == [(text, (1,), 20, "copy, the on_death of model")]
     assert trio.pull("model.weight.tolist()").list == [[2.0] * 3] * 3
     assert model.total().list == [18.0] * 3
     assert first.add(0) == {0: 10, 1: 12, 2: 10}
