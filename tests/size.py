@@ -244,7 +244,7 @@ FEATURES = (
     ),
     Feature(
         "calls that wait",  # and work that other ranks send
-        210,
+        222,  # 13 for tasks that wait within no_grad or inference_mode
         "workers/rank/tasks.py",
     ),
     Feature(

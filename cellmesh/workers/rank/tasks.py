@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ...errors import MeshUsageError
 from ...stdlib import os
 from ...wire.codec import Parcel
@@ -44,13 +46,19 @@ if TYPE_CHECKING:
 
 
 class Steps(Coroutine[Any, Any, Any]):
-    """The coroutine of a task; while it executes, the main thread is in the task's run."""
+    """The coroutine of a task; while it executes, the main thread is in the task's run.
+
+    torch keeps grad mode and inference mode for each thread; here, each task has its own, as it may
+    wait within ``torch.no_grad()`` while its rank trains.
+    """
 
     def __init__(
         self, coroutine: Any, run: int, interrupts: Interrupts, note: Callable[..., None]
     ) -> None:
         self._coroutine, self._run = coroutine, run
         self._interrupts, self._note = interrupts, note
+        self._has_grad = self._had_grad = torch.is_grad_enabled()
+        self._without: torch.inference_mode | None = None  # while it waits in inference mode
         self.__name__ = getattr(coroutine, "__name__", type(coroutine).__name__)
         self.__qualname__ = getattr(coroutine, "__qualname__", self.__name__)
 
@@ -73,15 +81,28 @@ class Steps(Coroutine[Any, Any, Any]):
         self._coroutine.close()
 
     def _step(self, act: Callable[..., Any], *args: Any) -> Any:
-        interrupts = self._interrupts
+        interrupts, has_ended, had_grad = self._interrupts, True, torch.is_grad_enabled()
+        torch.set_grad_enabled(self._has_grad)
+        if self._without is not None:
+            self._without.__exit__(None, None, None)
+            self._without = None
         before = interrupts.enter(self._run)
         try:
-            return act(*args)
+            value = act(*args)
+            has_ended = False
+            return value
         except (KeyboardInterrupt, SystemExit) as error:  # they also end the loop
             self._note(error, self._run)
             raise
         finally:
             interrupts.leave(before)
+            self._has_grad = torch.is_grad_enabled()
+            if torch.is_inference_mode_enabled():
+                self._without = torch.inference_mode(False)
+                self._without.__enter__()
+            # A task that ends in another mode has set it for what comes.
+            if not has_ended or self._has_grad is self._had_grad:
+                torch.set_grad_enabled(had_grad)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.stream import Channel
@@ -352,3 +353,44 @@ def test_one_of_two_ranks_refuses_if_collectives_could_differ_in_order(seed: int
 
     (first, one_refused), (second, other_refused) = begun_by(0), begun_by(1)
     assert first == second or one_refused or other_refused
+
+
+def modes() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+def test_modes_of_gradients_are_those_of_the_task(rank: Rank) -> None:
+    gate = asyncio.Event()
+    seen: list[tuple[bool, bool]] = []
+
+    async def hold(mode: Any) -> None:
+        with mode:
+            task = asyncio.create_task(look())
+            await gate.wait()
+            seen.append(modes())
+            await task
+        seen.append(modes())
+
+    async def look() -> None:
+        seen.append(modes())
+
+    for run, mode in enumerate((torch.no_grad(), torch.inference_mode(), torch.enable_grad())):
+        rank.begin(run, hold(mode))
+    for _ in range(5):
+        rank.turn()
+        assert modes() == (True, False)
+    assert seen == [(False, False), (False, False), (True, False)]  # tasks begin as their makers
+    seen.clear()
+    gate.set()
+    rank.end_all()
+    assert sorted(seen) == [(False, False), (False, True), *[(True, False)] * 4]
+    assert modes() == (True, False)
+
+    async def turn_off() -> None:
+        await asyncio.sleep(0)
+        torch.set_grad_enabled(False)
+
+    rank.begin(7, turn_off())
+    rank.end_all()
+    assert modes() == (False, False)
+    torch.set_grad_enabled(True)
