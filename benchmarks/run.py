@@ -7,6 +7,7 @@ the next contestant. So what changes on the machine in the course of a run chang
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import subprocess
 import sys
@@ -115,12 +116,20 @@ def _interpreters(
 
 
 def measure_all(
-    contestants: Sequence[Contestant], folder: Path, num_rounds: int, quick: bool
+    contestants: Sequence[Contestant],
+    folder: Path,
+    num_rounds: int,
+    quick: bool,
+    kept: Path | None = None,
 ) -> tuple[dict[str, list[Sample]], list[str]]:
-    """All rounds of contestants, whose environments are in a folder; and what went wrong."""
+    """All rounds of contestants, whose environments are in a folder, with those of earlier runs in
+    a file, to which they are added; and what went wrong.
+    """
     interpreters, notes = _interpreters(contestants, folder)
     contestants = [one for one in contestants if _environment(one) in interpreters]
     samples: dict[str, list[Sample]] = {}
+    if kept is not None and kept.exists():
+        samples = json.loads(kept.read_text())
     for number in range(num_rounds):
         first = number % len(contestants) if contestants else 0
         for contestant in [*contestants[first:], *contestants[:first]]:
@@ -134,6 +143,8 @@ def measure_all(
                 print(f"failed: {error}")
                 continue
             samples.setdefault(contestant.name, []).append(outcome.sample)
+            if kept is not None:
+                kept.write_text(json.dumps(samples))
             print(f"{time.monotonic() - began:.1f} s")
             if outcome.num_left_behind:
                 left = f"{outcome.num_left_behind} processes behind in round {number + 1}"

@@ -248,7 +248,19 @@ ACTORS_TARGETS = (
         "least",
         2,
     ),
+    Target(
+        "rank to rank / Ray's actor to actor",
+        _ratio((_ACTORS, "other_s"), ("ray-actors", "other_s")),
+        "most",
+        0.1,
+    ),
     Target("memcpys / copy to whole models", _own("whole_share", "cellmesh-copy"), "least", 0.4),
     Target("memcpys / copy to TP", _own("parallel_share", "cellmesh-copy"), "least", 0.4),
-    Target("heal beside waiting calls", _own("heal_s", _ACTORS), "most", 0.5, SECONDS),
+    *(
+        Target(title, _own(measure, _ACTORS), "most", 0.5, SECONDS)
+        for title, measure in (
+            ("heal beside waiting calls", "heal_s"),
+            ("killed, made again with weights", "restart_s"),
+        )
+    ),
 )
