@@ -20,7 +20,7 @@ from ..errors import CellmeshError, MeshUsageError, RankFailure, RanksInterrupte
 from ..stdlib import time
 from ..wire.codec import Parcel
 from ..wire.messages import Failed, Request
-from ..wire.segments import new_loan, span
+from ..wire.segments import SegmentFrame, new_loan, span
 from ..wire.weights import (
     DescribeTensors,
     GiveTensors,
@@ -422,14 +422,16 @@ class _Copying:
         sides = (tuple(sorted(run.result().items())) for run in self._describing)
         is_same_mesh = self._sources.session is self._targets.session
         decided = _plan_again(*sides, self._names, is_same_mesh)
-        givers = self._sources.part([share.rank for share in decided.shares])
+        givers, loans = self._sources.part([share.rank for share in decided.shares]), list[int]()
         if givers.ranks:
-            give = GiveTensors(self._names[0], decided.shares)
+            ended = tuple(givers.session.ended_loans)
+            give = GiveTensors(self._names[0], decided.shares, ended)
             giving = self._send(givers, give)
             self._wait(giving)
             holding = []
             for rank in givers.ranks:
                 pickled, buffers = giving.payload_of(rank)
+                loans += [each.ref.loan for each in buffers if isinstance(each, SegmentFrame)]
                 hold = HoldTensors(self._number, decided.holds[rank], pickled)
                 readers = self._targets.part(decided.readers[rank])
                 holding.append(self._send(readers, hold, buffers))
@@ -441,6 +443,7 @@ class _Copying:
         taking = self._send(self._targets, TakeTensors(self._number, self._names[1]))
         try:
             self._wait(taking)
+            givers.session.ended_loans.extend(loans)
         except RankFailure:  # each rank's outcome is reported
             pass
         return {rank: Parcel(verb) for rank, verb in taking.outcomes().items()}

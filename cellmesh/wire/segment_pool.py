@@ -4,7 +4,8 @@ A process that maps a segment sees later writes in each page that it has not wri
 segment is written again only while the kernel grants its writer a write lease (``F_SETLEASE`` of
 fcntl(2)). It does so only if the segment is neither open elsewhere, nor mapped, nor in a socket's
 queue: not in the process that has received the value, in a child that this has forked, or in an
-agent that keeps the value for another notebook. Where it grants no leases, no segment is reused.
+agent that keeps the value for another notebook. Where it grants no leases, no segment is reused,
+unless the controller says that the reads of its value have ended.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from . import limits, segments
 from .codec import Frame
@@ -43,13 +44,14 @@ class Segment:
 
     Attributes:
         is_new: whether the segment has not been lent yet, and may have no memory.
+        loan: number of its last use; -1 before the first.
     """
 
     def __init__(self, num_bytes: int, name: str) -> None:
         made = segments.create(num_bytes, name)
         # Opened again, as the kernel counts no writer for `memfd_create`, and refuses the lease.
         self._memfd = _open_again(made, os.O_RDWR)
-        self.num_bytes, self.is_new = num_bytes, True
+        self.num_bytes, self.is_new, self.loan = num_bytes, True, -1
         self._memory: memoryview | None = None
 
     def is_unread(self) -> bool:
@@ -90,7 +92,7 @@ class Segment:
         Args:
             loan, sizes: see `segments.Ref`.
         """
-        self.is_new = False
+        self.is_new, self.loan = False, loan
         return SegmentFrame.of(_open_again(self._memfd, os.O_RDONLY), loan, sizes)
 
 
@@ -121,9 +123,13 @@ class SegmentPool:
         self._kept: list[Segment] = []  # the most recently used is the last
         self._pid = os.getpid()
 
-    def take(self, num_bytes: int) -> Segment:
+    def take(self, num_bytes: int, ended: Collection[int] = ()) -> Segment:
         """Return a segment of at least this size, in bytes, that nobody reads: one that was lent
         before, or a new one.
+
+        Args:
+            num_bytes: the size.
+            ended: numbers of uses that have ended, though readers may keep their mappings.
 
         Raises:
             OSError: the system cannot create a segment of that size.
@@ -133,7 +139,7 @@ class SegmentPool:
                 self._kept, self._pid = [], os.getpid()
             fitting = [s for s in self._kept if num_bytes <= s.num_bytes <= _MAX_SLACK * num_bytes]
             for segment in sorted(fitting, key=lambda s: s.num_bytes):
-                if segment.is_unread():
+                if segment.loan in ended or segment.is_unread():
                     self._kept.remove(segment)
                     return segment
         if num_bytes >= limits.CHECKED_BYTES and num_bytes > limits.free_bytes():

@@ -7,6 +7,7 @@ rank several blocks of a tensor.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -80,10 +81,15 @@ class DescribeTensors(_WeightsRequest, frozen=True):
 
 
 class GiveTensors(_WeightsRequest, frozen=True):
-    """Ask source ranks for the bytes of their shares, each as one buffer."""
+    """Ask source ranks for the bytes of their shares, each as one buffer.
+
+    `ended`: numbers of segments' uses (`segments.Ref.loan`) by copies that have ended on all target
+    ranks: these may keep their mappings, but read the bytes no more.
+    """
 
     expression: str
     shares: tuple[Share, ...]
+    ended: tuple[int, ...] = ()
 
 
 class HoldTensors(_WeightsRequest, frozen=True):
@@ -133,6 +139,7 @@ def shared_volume(first: Ranges, second: Ranges) -> int:
     )
 
 
+@functools.lru_cache(1024)  # layers of a model are alike
 def _overlaps_along(first: Box, second: Box) -> list[tuple[slice, slice]]:
     found = []
     for (start, length), at in zip(first, _places(first), strict=True):

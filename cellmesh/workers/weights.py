@@ -2,15 +2,17 @@
 own tensors, in place.
 
 Source ranks write into shared-memory segments, which target ranks map; GPU tensors are copied by
-way of the host. What a tensor's bytes travel in is decided in `WeightsHandler._give` and
-`open_bytes` alone.
+way of the host. What a tensor's bytes travel in is decided in `WeightsHandler._give` and `_open`
+alone. Targets keep the mappings of a copy for a while, as the faults of their pages take as long as
+the copy itself: a segment is written again once the controller says that all targets have copied.
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -49,6 +51,8 @@ _FLAT = (
     "`.state_dict()` of it (from all ranks) into a dict, for `load_state_dict`"
 )
 _STREAM = pickle.dumps(None)
+# How long target ranks keep the mappings of a copy: its memory, if the source has ended.
+KEEP_S = 20.0
 
 
 class Found(NamedTuple):
@@ -69,6 +73,8 @@ class WeightsHandler:
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._held: dict[int, list[tuple[tuple[Piece, ...], memoryview]]] = {}
+        self._kept: dict[int, memoryview] = {}  # inode of a segment, which cannot end -> mapping
+        self._timer = threading.Timer(0, int)
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
         """Answer a request on the main thread; see `rank.features.Handler`."""
@@ -77,15 +83,43 @@ class WeightsHandler:
                 case DescribeTensors(expression, is_target, copies):
                     for left in self._held.keys() - set(copies):
                         del self._held[left]  # has failed, or its notebook has ended
+                        self._kept.clear()
                     return msgspec.msgpack.encode(self._describe(expression, is_target))
                 case GiveTensors():
                     return self._give(request)
                 case HoldTensors(copy, pieces, payload):
                     held = self._held.setdefault(copy, [])
-                    held.append((pieces, open_bytes(payload, buffers)))
+                    held.append((pieces, self._open(payload, buffers)))
                 case TakeTensors(copy, expression):
-                    return self._take(self._held.pop(copy, []), expression)
+                    held = self._held.pop(copy, [])
+                    try:
+                        return self._take(held, expression)
+                    finally:
+                        self._keep([memory for _, memory in held])
         return None
+
+    def _open(self, payload: Pickled, buffers: tuple[Frame, ...]) -> memoryview:
+        """Return the bytes that a source rank has given, mapped if they are in a segment."""
+        if not payload.is_mapped:
+            return memoryview(bytearray(buffers[0]))
+        frame = segments.open_segment(buffers[0])
+        kept = self._kept.get(frame.ref.inode, memoryview(b""))
+        if len(kept) < frame.num_bytes:
+            kept = self._kept[frame.ref.inode] = segments.map_whole(frame)
+        return kept
+
+    def _keep(self, used: Sequence[memoryview]) -> None:
+        """Keep only these mappings, for the next copy, if that is soon."""
+        self._timer.cancel()
+        for inode, memory in [*self._kept.items()]:
+            if not any(memory is each for each in used):
+                self._kept.pop(inode, None)
+        self._timer = threading.Timer(KEEP_S, self._kept.clear)
+        self._timer.daemon = True
+        try:
+            self._timer.start()
+        except RuntimeError:  # at the limit of threads
+            self._kept.clear()
 
     def _find(self, expression: str) -> dict[str, Found]:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -117,7 +151,8 @@ class WeightsHandler:
 
         if num_bytes >= segments.MIN_BYTES and segments.are_possible():
             run, link = self._context.steps.run, self._context.segments
-            if (frame := link.give_parts(run, [num_bytes], parts())) is not None:
+            frame = link.give_parts(run, [num_bytes], parts(), request.ended)
+            if frame is not None:
                 return Packed(Pickled(_STREAM, 1, True), [frame])
         whole = bytearray(num_bytes)
         for at, data in parts():
@@ -147,13 +182,6 @@ class WeightsHandler:
 
 
 make_handler = WeightsHandler
-
-
-def open_bytes(payload: Pickled, buffers: tuple[Frame, ...]) -> memoryview:
-    """Return the bytes that a source rank has given, mapped if they are in a segment."""
-    if payload.is_mapped:
-        return segments.map_private(segments.open_segment(buffers[0]))[0]
-    return memoryview(bytearray(buffers[0]))
 
 
 def copy_piece(piece: Piece, memory: memoryview, part: TensorPart, local: torch.Tensor) -> None:

@@ -49,8 +49,12 @@ LEFT = """
 from cellmesh.workers import weights
 
 def left():
-    maps = open("/proc/self/maps").read().count("cellmesh-result")
-    return maps + sum(len(each._held) for each in handlers())
+    for each in handlers():
+        each._kept.clear()  # as after a while without copies
+    return num_maps() + sum(len(each._held) for each in handlers())
+
+def num_maps():
+    return open("/proc/self/maps").read().count("cellmesh-result")
 
 def handlers():
     import gc
@@ -204,7 +208,7 @@ def test_nothing_is_copied_if_a_rank_fails_before_all_hold_their_parts(
     four: cm.Mesh, two: cm.Mesh
 ) -> None:
     before = two.pull("whole(plain)")
-    for ranks, part in ((two, "open_bytes"), (four, "bytes_of")):
+    for ranks, part in ((two, "WeightsHandler._open"), (four, "bytes_of")):
         ranks[1].cell(
             f"from cellmesh.workers import weights\nkept = weights.{part}\n"
             f"def fail(*args): raise OSError('no memory')\nweights.{part} = fail"
@@ -216,6 +220,21 @@ def test_nothing_is_copied_if_a_rank_fails_before_all_hold_their_parts(
         assert all(torch.equal(after[r][n], before[r][n]) for r in after for n in after[r])
         assert set(two.pull("left()").values()) == {0}
         assert fds() == 0
+
+
+def test_segments_and_their_mappings_are_used_again(four: cm.Mesh, two: cm.Mesh) -> None:
+    four.cell("large = torch.full((600_000,), float(rank))")
+    two.cell("large = torch.zeros(600_000)")
+    inodes = set[int]()
+    for number in range(3):
+        four.cell(f"large.fill_({number})")
+        four[0].copy("large", to=two).result()
+        assert two.pull("large.unique().tolist()") == {0: [number], 1: [number]}
+        assert set(two.pull("num_maps()").values()) == {1}
+        inodes.update(*two.pull("[inode for each in handlers() for inode in each._kept]").values())
+    assert len(inodes) == 1
+    four[1].copy("large", to=two).result()  # the mapping of rank 0's segment is dropped
+    assert set(two.pull("num_maps()").values()) == {1}
 
 
 def test_dead_ranks_on_either_side_are_named(four: cm.Mesh, two: cm.Mesh) -> None:

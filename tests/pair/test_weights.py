@@ -21,6 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from cellmesh.controller.weights import is_cast, plan
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.messages import Pickled
+from cellmesh.wire.segment_pool import SegmentPool
 from cellmesh.wire.weights import (
     DescribeTensors,
     GiveTensors,
@@ -31,6 +32,7 @@ from cellmesh.wire.weights import (
     lengths,
     shared_volume,
 )
+from cellmesh.workers import weights
 from cellmesh.workers.inspect.shards import runs_in_whole
 from cellmesh.workers.weights import WeightsHandler, copy_piece, find_tensors
 
@@ -364,6 +366,31 @@ def test_held_pieces_are_dropped_and_a_changed_target_is_not_written() -> None:
         rank.ask(TakeTensors(3, "x"))
     assert not rank.names["x"].any()
     assert not rank.handler._held
+
+
+def test_mappings_are_kept_for_the_next_copy_and_dropped_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights, "KEEP_S", 0.05)
+    pool, rank = SegmentPool("cellmesh-test"), Rank(x=torch.zeros(4))
+    piece = Piece("", "float32", (((0, 4),),), 0)
+    ended, kept = list[int](), set[int]()
+    for number in (1, 2):
+        segment = pool.take(4096, ended)
+        segment.fill([bytes(torch.full((4,), float(number)).numpy())])
+        ended.append(number)
+        frame = pool.lend(segment, number, [4096])
+        rank.ask(HoldTensors(number, (piece,), Pickled(b"N.", 1, True)), (bytes(frame),))
+        kept |= {id(each) for each in rank.handler._kept.values()}
+        rank.ask(TakeTensors(number, "x"))
+        assert rank.names["x"].tolist() == [number] * 4
+    assert len(kept) == 1
+    rank.handler._timer.join(60)
+    assert not rank.handler._kept
+    rank.handler._kept[1] = memoryview(b"")
+    rank.ask(HoldTensors(3, (piece,), Pickled(b"N.", 1)), (bytes(16),))
+    rank.describe("()")  # after a failure
+    assert not rank.handler._kept
 
 
 def test_overlaps_of_ranges_count_each_shared_element_once() -> None:

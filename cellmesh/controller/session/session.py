@@ -4,6 +4,7 @@ stops it, and detaches from it.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import signal
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
 _ANSWER_S = 5.0
+# Number of uses of segments by the last copies of weights, one a rank and copy.
+_MAX_LOANS = 256
 
 
 class Session:
@@ -83,6 +86,8 @@ class Session:
         check_size: called with the new number of ranks before a resize.
         segments: shared memory for large values.
         copies: numbers of the copies from other ranks to this mesh that are under way.
+        ended_loans: numbers of the uses of segments of this mesh's ranks by copies that have ended
+            (`wire.weights.GiveTensors`).
         actors: the actors of the mesh, by name (`controller.actors.Spawned`).
         supervisor: makes some of them again on new ranks (`controller.supervision.Supervisor`);
             None until there are some.
@@ -118,6 +123,7 @@ class Session:
         self.displays = Displays(folds_numbers=ticket.fold_numbers)
         self.segments = SegmentPool(memfd_name(ticket.name))
         self.copies: set[int] = set()
+        self.ended_loans = collections.deque[int](maxlen=_MAX_LOANS)
         self.actors: dict[str, Any] = {}
         self.links: dict[str, Any] = {}  # of `links.MeshLink`
         self.supervisor: Any = None

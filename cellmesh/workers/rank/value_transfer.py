@@ -10,7 +10,7 @@ import socket
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -104,7 +104,11 @@ class SegmentLink:
         return (pickled, list(buffers)) if frame is None else (mapped, [frame])
 
     def give_parts(
-        self, run: int, sizes: Sequence[int], parts: Iterable[tuple[int, Frame]]
+        self,
+        run: int,
+        sizes: Sequence[int],
+        parts: Iterable[tuple[int, Frame]],
+        ended: Collection[int] = (),
     ) -> Frame | None:
         """Write the parts of a value, one after the other, to a shared-memory segment, and pass
         that to the agent.
@@ -113,12 +117,13 @@ class SegmentLink:
             run: run whose result the value is.
             sizes: sizes of the segment's buffers, in bytes.
             parts: offset in the segment, and content, of each part.
+            ended: as in `SegmentPool.take`.
 
         Returns:
             The frame that names the segment; None if there can be none.
         """
         try:
-            segment = self.pool.take(segments.span(sizes))
+            segment = self.pool.take(segments.span(sizes), ended)
             for at, part in parts:
                 segment.write_at(part, at)
             frame = self.pool.lend(segment, segments.new_loan(), sizes)

@@ -74,6 +74,15 @@ READERS: dict[str, Callable[[SegmentFrame], Any]] = {
 }
 
 
+def test_segment_with_a_mapping_is_written_once_its_use_has_ended(pool: SegmentPool) -> None:
+    (memory,) = map_private(lend(pool))
+    number = pool._kept[0].loan
+    assert pool.take(SIZE, ended=[number + 1]).is_new
+    segment = pool.take(SIZE, ended=[number])
+    segment.fill([b"y" * SIZE])
+    assert bytes(memory[:3]) == b"yyy"
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_segment_with_a_reader_is_not_written(reader: str, pool: SegmentPool) -> None:
     frame = lend(pool)
