@@ -199,8 +199,10 @@ class Supervisor:
             self._show(_describe(spawned.name, ranks, deaths, is_restored))
 
     def _show(self, text: str) -> None:
+        displays = self._session.displays
+        head = displays.heading(True) if displays.heading is not None else ""
         with contextlib.suppress(Exception):
-            current_sink(self._session.displays).note(text)
+            current_sink(displays).note(f"{head} {text}".lstrip())
 
     # ---- beside a heal by hand
 

@@ -109,6 +109,11 @@ def describe_ranks(ranks: Collection[int]) -> str:
     return f"rank {text}" if text.isdecimal() else f"ranks {text}"
 
 
+def in_words(num_ranks: int) -> str:
+    """Return a number of ranks in words: ``1 rank``, ``4 ranks``."""
+    return f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+
+
 def with_verb(ranks: Collection[int], singular: str, plural: str) -> str:
     """Return ranks and a verb in singular or plural, like ``rank 3 is`` or ``ranks 0-2,4 are``."""
     return f"{describe_ranks(ranks)} {singular if len(ranks) == 1 else plural}"

@@ -52,6 +52,14 @@ def test_a_rank_is_replaced_after_the_failed_run_in_which_it_died() -> None:
     world.ranks[0].obey()
     come_up(world, 1)
     assert work.failed_ranks() == [0, 1]
+    (note,) = world.notes
+    assert "rank 1 is new, process groups rebuilt in" in note
+    assert "--from" not in note
+    work = world.running(fills=True)
+    for process in world.ranks.values():
+        process.done()
+    world.wait(1.0)
+    assert world.notes == [note]
 
 
 def test_ranks_that_die_together_are_replaced_together() -> None:

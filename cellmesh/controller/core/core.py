@@ -236,7 +236,10 @@ class Core:
         return request, self._recovery.heal(request, self._see(now))
 
     def replace(self, ranks: Collection[int], now: float) -> list[Effect]:
-        """Replace those of these ranks that are dead, once no rank executes work."""
+        """Replace those of these ranks that are dead, once no rank executes work, for the sake of
+        their actors.
+        """
+        self.mesh.supervised.update(ranks)
         self.mesh.to_replace.update(self.mesh.dead.keys() & ranks)
         waits = self.mesh.in_failed_run({*ranks})  # whose end begins the recovery
         return [] if waits else self._recovery.begin(self._see(now))

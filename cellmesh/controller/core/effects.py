@@ -97,6 +97,7 @@ class HealReport(msgspec.Struct, frozen=True):
         steps: differences between the ranks' numbers of optimizer steps, "" if there are none.
         is_apart: whether ranks were stopped at different points, so that replicas may differ.
         num_ranks: number of ranks of the mesh.
+        is_supervised: whether the replaced ranks get their actors now.
     """
 
     respawned: tuple[int, ...] = ()
@@ -112,6 +113,7 @@ class HealReport(msgspec.Struct, frozen=True):
     steps: str = ""
     is_apart: bool = False
     num_ranks: int = 0
+    is_supervised: bool = False
 
 
 def describe_heal(report: HealReport) -> str:
@@ -131,8 +133,9 @@ def describe_heal(report: HealReport) -> str:
         text = f"{subject} new, process groups rebuilt, names copied in {report.took_s:.1f} s"
     elif report.respawned:
         advice = _copy_advice(report.respawned, report.num_ranks)
-        text = f"{subject} new and empty, process groups rebuilt in {report.took_s:.1f} s"
-        text += f"{others}{advice}" if advice else ""
+        empty = "" if report.is_supervised else " and empty"
+        text = f"{subject} new{empty}, process groups rebuilt in {report.took_s:.1f} s"
+        text += f"{others}{advice if empty else ''}" if advice else ""
     text = "; ".join(filter(None, (text, describe_reset(report))))
     return f"{text}. But {report.failure}" if report.failure else text
 

@@ -123,6 +123,7 @@ class MeshState(msgspec.Struct):
         apart: the last run whose ranks were stopped at different points; -1 for none.
         deferred: runs that wait for the end of a recovery, in order -> their messages.
         to_replace: ranks that the next recovery replaces, whether or not the user asks for it.
+        supervised: dead ranks that get objects of their own once they are replaced (actors).
         asked: ranks that are replaced only because the user's ``heal`` names them.
         news: replaced ranks, with empty namespaces, that no output has mentioned to the user yet
             -> how their predecessors ended.
@@ -144,6 +145,7 @@ class MeshState(msgspec.Struct):
     apart: int = -1
     deferred: dict[int, Parcel[Relay]] = msgspec.field(default_factory=dict)
     to_replace: set[int] = msgspec.field(default_factory=set)
+    supervised: set[int] = msgspec.field(default_factory=set)
     asked: set[int] = msgspec.field(default_factory=set)
     news: dict[int, str] = msgspec.field(default_factory=dict)
     transitions: TransitionLog = msgspec.field(

@@ -91,6 +91,7 @@ class Attempt(msgspec.Struct):
             steps=describe_steps(self.steps),
             is_apart=self.note_to >= 0 and self.note_to == mesh.apart,
             num_ranks=mesh.num_ranks,
+            is_supervised=mesh.supervised.issuperset(new),
         )
 
 
@@ -129,6 +130,7 @@ class Recovery:
     def _forget(self, now: float) -> list[Effect]:
         self._again = False
         self._mesh.deferred, self._mesh.to_replace, self._mesh.asked = {}, set(), set()
+        self._mesh.supervised = set()
         self.tally.clear()
         self._newcomers: set[int] = set()  # ranks without groups
         self._outsiders: set[int] = set()  # living ranks that took no part in the last heal
@@ -516,8 +518,10 @@ class Recovery:
         if is_change:
             effects.append(Change(self._mesh.state, report))
         # The user may miss a note after its cell's end, but not the answer to a request.
+        news = {*report.respawned} - self._mesh.supervised
+        self._mesh.supervised -= attempt.respawned
         if not self._waiting:
-            self._mesh.add_news(one for one in self._mesh.ranks if one.rank in report.respawned)
+            self._mesh.add_news(one for one in self._mesh.ranks if one.rank in news)
         without = self._mesh.living() - self._quiet
         if not self._can_wait_for(without, now):
             if without and not report.failure:  # of no interest without a request

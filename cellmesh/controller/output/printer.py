@@ -108,7 +108,7 @@ class Printer:
             self.show(now)
         if self._bars is not None:
             self._bars.bury()
-        self._sink.note(text)
+        self._sink.note(f"{self._head()} {text}".lstrip())
 
     def status(self, text: str, now: float | None = None) -> None:
         """Show a status line below the output, in place of the previous one; "" removes it."""
@@ -137,7 +137,8 @@ class Printer:
         if self._bars is not None:
             blocks = self._place_bars(self._bars, blocks, now, everything)
         if blocks := self._pace(blocks, now, everything):
-            self._head()
+            if head := self._head():
+                self._sink.show([Block((), Line("stdout", head))])
             self._sink.show(blocks)
             if self._has_ended and self._switch_at is None:
                 self._switch_at = now + self._late_s
@@ -163,10 +164,11 @@ class Printer:
         if self._folder is not None:
             self._show_switch()
 
-    def _head(self) -> None:
-        if self._heading is not None and (text := self._heading(self._is_first)):
-            self._sink.show([Block((), Line("stdout", text))])
+    def _head(self) -> str:
+        """Return the line to show above output, or before a remark."""
+        text = self._heading(self._is_first) if self._heading is not None else ""
         self._is_first = False
+        return text
 
     def _show_switch(self) -> None:
         self._switch_at = None

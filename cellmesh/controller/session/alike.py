@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import MeshUsageError
 from ...wire.environment import VISIBLE
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_ranks, in_words
 from ...wire.ticket import Ticket
 from ..kernel import own_notebook
 from ..mesh import Mesh
@@ -180,7 +180,8 @@ def differences(options: Options, ticket: Ticket) -> list[str]:
 def describe_kept(mesh: Mesh) -> str:
     """Return a sentence for users on a running mesh that is kept in place of a new one."""
     dead = sorted(mesh.rank_set.session.dead_ranks)
-    text = f"{len(mesh)} ranks are running and kept; `%dist_restart` renews them"
+    are, them = ("is", "it") if len(mesh) == 1 else ("are", "them")
+    text = f"{in_words(len(mesh))} {are} running and kept; `%dist_restart` renews {them}"
     verb, it = ("is", "it") if len(dead) == 1 else ("are", "them")
     died = f"; {describe_ranks(dead)} {verb} dead: `%dist_heal` replaces {it}"
     return text + died if dead else text
@@ -191,7 +192,7 @@ def describe_ready(mesh: Mesh) -> str:
     backends = sorted({info.backend for info in mesh.ready_ranks})
     devices = sorted({info.device.partition(":")[0] for info in mesh.ready_ranks})
     dims = ", ".join(f"{name}={size}" for name, size in mesh.dims.items())
-    ready, where = f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s", ", ".join(devices)
+    ready, where = f"{in_words(len(mesh))} ready in {mesh.start_s:.1f} s", ", ".join(devices)
     if not dims:
         return f"{ready}: on {where}, no process group"
     return f"{ready}: {', '.join(backends)} on {where}, mesh {dims}"

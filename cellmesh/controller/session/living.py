@@ -20,6 +20,7 @@ import msgspec
 from ...errors import HostError, MeshUsageError, NoMeshError, did_you_mean
 from ...wire import marks
 from ...wire.host import format_span, is_process, this_place
+from ...wire.ranks import in_words
 from ...wire.ticket import (
     Holder,
     Ticket,
@@ -223,7 +224,7 @@ def describe(mesh: FoundMesh, now: float) -> str:
     place = mesh.notebook if _is_named(mesh.notebook) else ticket.cwd
     age = format_span(max(0.0, now - ticket.created_at))
     return (
-        f"{mesh.name}: {ticket.num_ranks} ranks, started {age} ago in {place}, held by "
+        f"{mesh.name}: {in_words(ticket.num_ranks)}, started {age} ago in {place}, held by "
         f"{_hold(mesh, now)}"
     )
 

@@ -20,6 +20,7 @@ from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
 from ...wire.hosts import Host
 from ...wire.messages import AgentFault, LogText, ReadLog
+from ...wire.ranks import in_words
 from ...wire.segment_pool import SegmentPool
 from ...wire.segments import memfd_name
 from ...wire.status import HostReport, Probe, RankState, ReadHost
@@ -480,7 +481,7 @@ class Session:
     def __str__(self) -> str:
         shape = ", ".join(f"{name}={size}" for name, size in self.dims.items())
         shape = shape or "no process group"
-        return f"{self.name}: {self.num_ranks} ranks ({shape}), {self.state}"
+        return f"{self.name}: {in_words(self.num_ranks)} ({shape}), {self.state}"
 
     # ---- for the link, on its thread
 

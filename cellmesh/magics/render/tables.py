@@ -349,7 +349,9 @@ def actors_table(
         ]
         where = format_ranks(actor.rank_set.ranks)
         rows.append((name, actor.kind.__name__, where, str(num_calls or ""), " / ".join(texts)))
-    return Table(("actor", "class", "ranks", "calls", "state"), rows, caption, wraps=True)
+    return Table(
+        ("actor", "class", "ranks", "notebook's calls", "state"), rows, caption, wraps=True
+    )
 
 
 def _doing_as(name: str, titles: Mapping[int, str], state: RankState | None) -> str:

@@ -21,13 +21,14 @@ def raising(error: BaseException) -> Any:
 def test_an_interrupted_heal_names_the_function_for_which_it_waited(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    session: Any = SimpleNamespace(displays=None)
+    displays = SimpleNamespace(heading=lambda is_first: "generators:")
+    session: Any = SimpleNamespace(displays=displays)
     supervisor: Any = Supervisor(session)
     supervisor._called = "give, the on_death of model"
     supervisor._turn = SimpleNamespace(acquire=raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt), supervisor.around_heal():
         pass
-    text = "the heal no longer waits for give, the on_death of model, which runs on"
+    text = "generators: the heal no longer waits for give, the on_death of model, which runs on"
     assert text in capsys.readouterr().err
 
 

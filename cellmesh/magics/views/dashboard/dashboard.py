@@ -27,7 +27,7 @@ from ....controller.output.calling_cell import cell_publisher
 from ....controller.run import Run
 from ....controller.status import Activity, Snapshot, activity_of, find_trouble, take_snapshot
 from ....errors import CellmeshError
-from ....wire.ranks import describe_ranks
+from ....wire.ranks import describe_ranks, in_words
 from ....wire.segments import format_bytes
 from ....wire.status import RankInfo, RankState
 from ...render.tables import MAX_GRID, Static, Table, doing, last_lines, status_table
@@ -222,7 +222,7 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
 def draw_mesh(name: str, snapshot: Snapshot) -> str:
     """Draw a mesh as HTML: a sentence, permanently blocked ranks, all ranks, ends of ranks."""
     shape = " ".join(f"{dim}={size}" for dim, size in snapshot.dims.items())
-    words = [name, f"{len(snapshot.infos)} ranks", shape, snapshot.state]
+    words = [name, in_words(len(snapshot.infos)), shape, snapshot.state]
     parts = [f"<div>{html.escape(' · '.join(filter(None, words)))}</div>"]
     if trouble := find_trouble(snapshot):
         parts.append(f'<div class="cmd-bad" role="alert">{html.escape(trouble)}</div>')
@@ -310,7 +310,7 @@ def _heal(mesh: Mesh, report: Report) -> str:
 def _restart(mesh: Mesh, report: Report) -> str:
     report("restarting")
     mesh.restart()
-    return f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s"
+    return f"{in_words(len(mesh))} ready in {mesh.start_s:.1f} s"
 
 
 ACTIONS: Mapping[str, Callable[[Mesh, Report], str]] = {

@@ -201,3 +201,12 @@ def test_exception_that_a_rank_has_printed_itself_is_not_shown_again(out: io.Str
     feed(printer, (0, "Traceback: no\n"), (0, Failed(1, "ValueError", "no", "", 0)))
     printer.finish(1.0)
     assert out.getvalue() == "[0] Traceback: no\n"
+
+
+def test_remarks_name_the_mesh_where_a_process_has_several() -> None:
+    out = io.StringIO()
+    heads = iter(("bb:", ""))
+    printer = Printer((0,), ConsoleSink(out, out), heading=lambda is_first: next(heads))
+    printer.note("rank 1 was killed by SIGKILL")
+    printer.note("rank 1 is new")
+    assert out.getvalue() == "bb: rank 1 was killed by SIGKILL\nrank 1 is new\n"
