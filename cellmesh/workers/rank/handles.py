@@ -15,6 +15,7 @@ import contextvars
 import hmac
 import inspect
 import itertools
+import pickle
 import select
 import socket
 import threading
@@ -51,7 +52,7 @@ from ...wire.handles import (
     refuse,
     socket_of,
 )
-from ...wire.messages import Done, Failed, Failing
+from ...wire.messages import Done, Failed, Failing, Pickled
 from ...wire.ticket import read_ticket
 from ...wire.verbs import Imports, Output, RunCall
 from ...wire.waiting import is_own_peer
@@ -142,7 +143,10 @@ class Handles:
             raise refuse(address)
         title = f"{address.actor}.{method}"
         target = ((address.actor, method, operation), args, kwargs)
-        pickled, buffers = payload.dumps(target, title, self.reduce)
+        if all(map(payload.is_short, (*args, *kwargs.values()))):
+            pickled, buffers = Pickled(pickle.dumps(target, 5)), list[Frame]()
+        else:
+            pickled, buffers = payload.dumps(target, title, self.reduce)
         connections = {rank: self._connect(address, rank) for rank in address.ranks}
         for connection in connections.values():
             if len(connection.pending) >= MAX_CALLS:

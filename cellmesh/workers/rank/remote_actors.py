@@ -102,7 +102,8 @@ class PeerRun(Awaitable[Any]):
                     if left <= 0:
                         raise TimeoutError(f"{link.title} has not ended after {timeout_s} s")
                     try:
-                        concurrent.futures.wait((future,), min(step, left))
+                        with contextlib.suppress(concurrent.futures.TimeoutError):
+                            future.exception(min(step, left))  # with fewer locks than `wait`
                     except BaseException:  # the interrupt of this rank
                         self.cancel()
                         raise
