@@ -76,10 +76,18 @@ def check_rows(value: Any, num_parts: int, name: str) -> None:
     suffices for this many parts.
 
     Raises:
-        MeshUsageError: they do not, or the nest has none.
+        MeshUsageError: they do not, or the nest has none, or a DTensor.
     """
     shapes: list[tuple[int, ...]] = []
-    map_rows(value, lambda rows: shapes.append(tuple(rows.shape)))
+
+    def note(rows: Any) -> None:
+        if hasattr(rows, "device_mesh"):
+            raise MeshUsageError(
+                f"{name}.sharded splits plain tensors, and got a DTensor: pass its `.full_tensor()`"
+            )
+        shapes.append(tuple(rows.shape))
+
+    map_rows(value, note)
     if not shapes:
         raise MeshUsageError(f"{name}.sharded has no tensors to split: call {name}(...)")
     rows = {shape[0] if shape else 0 for shape in shapes}

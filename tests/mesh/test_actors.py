@@ -160,6 +160,38 @@ def test_sharded_splits_rows_and_joins_results(counter: Any) -> None:
         counter.rows.sharded(x[:3])
 
 
+def test_a_dtensor_stays_on_its_ranks_and_is_refused_by_name(mesh: cm.Mesh) -> None:
+    class Holder:
+        whole: Any
+
+        def parts(self) -> dict[str, Any]:
+            return {"parts": [self.whole]}
+
+        async def wait(self) -> Any:
+            import asyncio
+
+            await asyncio.sleep(0)
+            return self.whole
+
+        def values(self) -> Any:
+            yield self.whole
+
+    holder: Any = mesh.spawn(Holder)
+    mesh.cell(
+        "import torch.distributed.tensor as dt\n"
+        "holder.whole = dt.DTensor.from_local(torch.ones(2), mesh, [dt.Replicate()] * 2)"
+    )
+    for act, place in (
+        (holder.parts, r"\(the result\['parts'\]\[0\]\)"),
+        (lambda: holder.wait.submit().result(WAIT_S), "of it$"),
+        (lambda: next(holder.values.stream()), r"the result\[0\]"),
+    ):
+        with pytest.raises(RankFailure, match=f"a DTensor cannot leave .*{place}") as caught:
+            act()
+        assert len(caught.value.exceptions) == 4
+    mesh.drop(holder)
+
+
 def test_a_stream_gives_values_in_order_and_is_closed(mesh: cm.Mesh, counter: Any) -> None:
     assert [*counter[0].values.stream(3)] == [0, 1, 2]
     assert [each.list for each in counter.values.stream(2)] == [[0] * 4, [1] * 4]

@@ -47,8 +47,8 @@ def reduce_for_notebook(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if is_dtensor(value):
             raise UnpicklableError(
-                "a DTensor cannot leave its process group: pull `.to_local()` (each rank's part) "
-                "or `.full_tensor()` (the whole) of it"
+                "a DTensor cannot leave its process group: pull or return `.to_local()` (each "
+                "rank's part) or `.full_tensor()` (the whole) of it"
             )
         if value.device.type not in ("cpu", "meta"):
             return value.cpu().__reduce_ex__(5)  # type: ignore[no-untyped-call]

@@ -85,9 +85,15 @@ def test_tensors_whose_other_sizes_differ_are_not_joined() -> None:
         join_rows([torch.ones(2), torch.tensor(1.0)])
 
 
+def as_dtensor(x: torch.Tensor) -> Any:
+    x.device_mesh = None  # type: ignore[attr-defined]
+    return x
+
+
 @pytest.mark.parametrize(
     ("value", "match"),
     [
+        ([as_dtensor(torch.ones(4))], r"got a DTensor: pass its `.full_tensor\(\)`"),
         (torch.ones(3, 2), "cannot split 3 rows into 4 parts"),
         (torch.tensor(1.0), "cannot split 0 rows"),
         ([torch.ones(4), np.ones(5)], r"these have the shapes \(4,\), \(5,\)"),
