@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,47 @@ def test_values_arrive_whatever_the_placements_on_either_side(four: cm.Mesh, two
     four[3].copy("own", to=four[:2], into="zeros").result()  # within one mesh
     assert four.pull("zeros[0].item()") == {0: 3.0, 1: 3.0, 2: 0.0, 3: 0.0}
     assert fds() == 0
+
+
+def test_dtensors_of_any_placements_arrive_as_whole(four: cm.Mesh, two: cm.Mesh) -> None:
+    chosen = random.Random(5)
+    refused = 0
+    for number in range(60):
+        sides = [(four, ("mesh", "mesh['dp']", "mesh['tp']")), (two, ("mesh",))]
+        (source, of), (target, to) = sides if number % 2 else reversed(sides)
+        shape = [chosen.choice((0, 1, 2, 3, 5, 7, 8)) for _ in range(chosen.randint(1, 3))]
+        dtypes = chosen.choice(
+            ("float32 float32", "float64 bfloat16", "bfloat16 float32", "int64 int64")
+        )
+        is_partial, whole = False, f"(torch.arange({math.prod(shape)}) % 200).reshape({shape})"
+        case = []
+        for side, names, value, dtype in zip(
+            (source, target),
+            (of, to),
+            (whole, f"torch.zeros({shape})"),
+            dtypes.split(),
+            strict=True,
+        ):
+            name = chosen.choice(names)
+            kinds = ["Replicate()", "Partial()", *(f"Shard({dim})" for dim in range(len(shape)))]
+            chances = [2, 0.3, *[3] * len(shape)]
+            parts = ", ".join(
+                chosen.choices(kinds, chances, k=2 if (side, name) == (four, "mesh") else 1)
+            )
+            is_partial |= "Partial" in parts
+            made = "DTensor.from_local" if "Partial" in parts else "distribute_tensor"
+            case.append((name, parts, dtype))
+            side.cell(f"w = {made}({value}.to(torch.{dtype}), {name}, [{parts}])")
+        copying = source.copy("w", to=target)
+        if is_partial:
+            refused += 1
+            with pytest.raises(MeshUsageError, match=r"'w' has the placements .*Partial"):
+                copying.result()
+            continue
+        copying.result()
+        equal = f"torch.equal(w.full_tensor(), {whole}.to(w.dtype))"
+        assert all(target.pull(equal).values()), (shape, case)
+    assert 0 < refused < 30
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_copied(four: cm.Mesh, two: cm.Mesh) -> None:
