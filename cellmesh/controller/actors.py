@@ -201,7 +201,7 @@ class Actor:
     def __getattr__(self, name: str) -> Method:
         found = self._methods.get(name)
         kind = self._spawned.kind
-        if found is None or found.kind is not kind:
+        if found is None or found._kind is not kind:
             found = self._methods[name] = Method(self._spawned, self._rank_set, name)
         return found
 
@@ -250,7 +250,7 @@ class Method:
     def __init__(self, spawned: Spawned, rank_set: RankSet, name: str) -> None:
         found, function = find_method(spawned.kind, spawned.name, name)
         functools.update_wrapper(self, function, updated=())
-        self.kind, self._spawned, self._rank_set = spawned.kind, spawned, rank_set
+        self._kind, self._spawned, self._rank_set = spawned.kind, spawned, rank_set
         self._name, self._is_static = name, isinstance(found, staticmethod)
         inner = inspect.unwrap(
             found.func if isinstance(found, functools.partialmethod) else function

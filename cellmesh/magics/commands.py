@@ -245,7 +245,9 @@ class Commands:
     def dist_export(self, options: Given) -> None:
         path = Path(options["path"]).expanduser()
         in_use = self.mesh.name if self.mesh is not None else ""
-        print(export(self.recorder.choose(options["on"], in_use), path, options["force"]))
+        name = options["on"] or in_use
+        actors = [actor for mesh in self._used if mesh.name == name for actor in mesh.actors]
+        print(export(self.recorder.choose(options["on"], in_use), path, options["force"], actors))
 
     def dist_inspect(self, options: Given) -> None:
         from .views.inspector.inspector import show_inspection

@@ -258,6 +258,8 @@ def test_a_method_that_a_class_lacks_is_refused(counter: Any) -> None:
     assert not hasattr(counter, "__len_hint__")
     assert "add" in dir(counter)
     assert "ranks" not in dir(counter)
+    public = {name for name in dir(counter.add) if not name.startswith("_")}
+    assert public == {"any", "send", "sharded", "stream", "submit"}
     assert repr(counter.add) == "<method counter.add(number: 'int' = 1) -> 'int'>"
 
 

@@ -364,7 +364,7 @@ class Core:
         if self.state == "ended":
             return []
         self.mesh.state = "ended"
-        what = "can no longer be reached" if isinstance(cause, Detached) else "ended with its mesh"
+        what = "can no longer be reached" if isinstance(cause, Detached) else "ended with the mesh"
         effects = [*self._abandon_all(f"{what} ({reason})"), *self._questions.close_all(self._now)]
         return [*effects, Change("ended", cause or Stopped(reason))]
 

@@ -61,13 +61,14 @@ _TRACELESS = (
 )
 
 
-def export(history: PageHistory, path: Path, overwrite: bool) -> str:
+def export(history: PageHistory, path: Path, overwrite: bool, actors: Iterable[str] = ()) -> str:
     """Write the script for torchrun into a file.
 
     Args:
         history: history of the notebook.
         path: path of the file.
         overwrite: whether to overwrite an existing file.
+        actors: names of the mesh's actors.
 
     Returns:
         A summary of the script, and its limitations.
@@ -108,6 +109,10 @@ def export(history: PageHistory, path: Path, overwrite: bool) -> str:
             f"what ran on {name} is not in it ({others}): `%dist_export FILE --on {name}` writes "
             "that, as a script of its own"
         )
+    lines += [
+        f"- `{name}` is an actor that the notebook has made: the script must make its object"
+        for name in sorted((script.names - script.bound).intersection(actors))
+    ]
     return "\n".join([*lines, *(f"- {warning}" for warning in script.warnings)])
 
 

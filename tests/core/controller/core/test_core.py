@@ -45,7 +45,7 @@ LIFE = {
         mesh ready -> -
         run 1 on 0-1 -> end 1 on 0-1 unbegun: cannot be reached: the mesh is stopping; finish 1""",
     "the end ends everything, once": """4 ranks
-        run 1 on 0-1; agent ends -> end 1 on 0-1: ended with its mesh (...); finish 1
+        run 1 on 0-1; agent ends -> end 1 on 0-1: ended with the mesh (...); finish 1
         until 1000 -> -
         agent ends -> -
         restart -> -

@@ -301,7 +301,7 @@ UNDER_WAY = {
 ENDS = {
     "a restart": "restart -> report failure: the mesh was restarted; ...finish 1; restart",
     "a stop": "stop -> report failure: the mesh was stopped; stop\nagent ends -> ...finish 1",
-    "the agent's end": "agent ends -> report failure: the mesh ended with its mesh...finish 1",
+    "the agent's end": "agent ends -> report failure: the mesh ended with the mesh...finish 1",
 }
 
 

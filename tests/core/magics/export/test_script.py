@@ -306,6 +306,13 @@ def test_new_ranks_start_with_an_empty_history() -> None:
     assert "y = 1" in text
 
 
+def test_actors_of_the_notebook_are_named(tmp_path: Path) -> None:
+    history = history_of(ran("trainer.step()\n"), ran("mine = 1\nmine.bit_length()\n"))
+    said = export(history, tmp_path / "train.py", False, ("trainer", "mine", "other"))
+    (line,) = [line for line in said.splitlines() if "actor" in line]
+    assert line.startswith("- `trainer` is an actor that the notebook has made")
+
+
 def test_a_file_is_overwritten_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     history = history_of(ran("x = 1\n"), RankCell("y\n", failed=(0,)))
