@@ -79,8 +79,8 @@ FEATURES = (
         "controller/core/",
     ),
     Feature(
-        "session",
-        1037,
+        "session",  # with runs that others have begun
+        1045,
         "controller/session/",
     ),
     Feature(
@@ -213,6 +213,11 @@ FEATURES = (
         "workers/rank/remote_actors.py",
     ),
     Feature(
+        "calls from rank to rank, as the controller knows them",
+        120,
+        "wire/peer_calls.py controller/core/peer_calls.py workers/rank/peer_calls.py",
+    ),
+    Feature(
         "supervision of actors",  # 15 of them to end the wait for a function that hangs
         275,
         "controller/supervision.py controller/actor_records.py workers/rank/actor_states.py",
@@ -249,7 +254,7 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        2190,  # 15 of them to release a rank from a link
+        2200,  # 15 of them to release a rank from a link
         "workers/",
     ),
     Feature(

@@ -178,6 +178,8 @@ def describe_state(state: RankState) -> str:
     if state.run >= FIRST_HEAL:
         return "healing its process groups"
     line = _at(state)
+    if (call := state.serves) is not None:
+        line += f", in {call.title}" + (f" for {call.age_s:.0f} s" if call.age_s >= 1 else "")
     if state.asks:
         return f"asking you{line}"
     if state.collective:

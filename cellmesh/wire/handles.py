@@ -97,12 +97,15 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
 class PeerCall(Verb, frozen=True):
     """Ask a rank to call a method of an actor, as `RunCall` with `of_actor`.
 
-    `link` is this call, and `chain` the calls for which it is made, outermost first.
+    `link` is this call, and `chain` the calls for which it is made, outermost first. `ranks` are
+    the ranks that are called together, and `number` that of all of these calls.
     """
 
     link: Link
     chain: tuple[Link, ...]
     payload: Pickled
+    number: int
+    ranks: tuple[int, ...]
 
 
 class PeerCancel(Verb, frozen=True):
@@ -129,9 +132,6 @@ class Chase(Verb, frozen=True):
 FromPeer = PeerCall | PeerCancel | FindActor | Chase | Done | Failed
 
 
-# Numbers of runs on a rank that are calls of other ranks: above those of the notebook, and below
-# those of heals.
-PEER_RUNS = range(1 << 39, 1 << 40)
 CHALLENGE_BYTES = PROOF_BYTES = 32
 # Calls from one rank to another that may be in flight.
 MAX_CALLS = 10_000

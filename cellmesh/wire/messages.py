@@ -25,6 +25,7 @@ from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standi
 from .environment import Surroundings
 from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, FilesAnswer, PlaceFiles, ReadClock
+from .peer_calls import PeerWork
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stopping import Pause, StopState
 from .values import Chunk, GatherParts, PullNames, PushNames, PushParts, Unwanted
@@ -55,7 +56,7 @@ AnyRequest = (
     | trace.AnyRequest | weights.AnyRequest | links.AnyRequest
 )  # fmt: skip
 
-PROTOCOL = 17
+PROTOCOL = 18
 
 Channel = Literal["work", "control"]
 
@@ -319,7 +320,7 @@ def interrupted_unbegun(run: int) -> Failed:
 FromRank = (
     RankReady | RankUnready | Output | Skipped | Display | Done | Failing | Failed | RankState
     | StopState | StackText | Blueprint | InputRequest | InputCancelled | Logged | Imports
-    | Bar
+    | Bar | PeerWork
 )  # fmt: skip
 
 

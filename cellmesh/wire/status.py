@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from .groups import GroupCount, InFlight
+from .peer_calls import PeerWork
 from .stopping import Steps
 from .verbs import Verb
 
@@ -71,7 +72,8 @@ class RankState(Verb, frozen=True):
     of the group that it is making (`group` is its name); `memory` the memory that it uses; `steps`
     the steps of its optimizers in the last run, if it is idle. `waiting` has the calls that wait
     beside other work; while one of them executes, the rank is idle unless it is in a collective.
-    `peer` names the calls of other ranks' actors for whose values it waits.
+    `peer` names the calls of other ranks' actors for whose values it waits; `serves` is the call of
+    another rank that it executes.
     """
 
     request: int
@@ -95,6 +97,7 @@ class RankState(Verb, frozen=True):
     making: tuple[int, ...] = ()
     waiting: tuple[WaitingCall, ...] = ()
     peer: str = ""
+    serves: PeerWork | None = None
 
 
 class Stacks(Verb, frozen=True):

@@ -32,6 +32,7 @@ from cellmesh.wire.messages import (
     Request,
     Resume,
 )
+from cellmesh.wire.peer_calls import PEER_RUNS, PeerWork
 from cellmesh.wire.status import Probe, RankState, WaitingCall
 from cellmesh.wire.stopping import Pause, StopState
 from cellmesh.wire.values import PullNames, PushNames
@@ -113,6 +114,19 @@ class ScriptedRank:
         kind = type(error).__name__
         self._say(Done(run) if error is None else Failed(run, kind, str(error), kind, 1))
 
+    def serve(self, call: PeerWork, is_reported: bool = True) -> None:
+        """Begin to execute a call of another rank, before all that waits."""
+        self.queue.appendleft(call.run)
+        if is_reported:
+            self._say(call)
+
+    def end_serving(self, error: BaseException | None = None, is_reported: bool = True) -> None:
+        """Answer a call of another rank; what follows is not held back."""
+        run, kind = self.queue.popleft(), type(error).__name__
+        if is_reported:
+            self._say(Done(run) if error is None else Failed(run, kind, str(error), "", 1))
+        self._heal()
+
     # ---- what reaches it
 
     def hear_work(self, frames: Frames) -> None:
@@ -161,7 +175,7 @@ class ScriptedRank:
         return msgspec.structs.replace(busy, waiting=calls)
 
     def _heal(self) -> None:
-        while self._heals:
+        while self._heals and not (self.queue and self.queue[0] in PEER_RUNS):
             self.holds = self.is_broken = False
             self._say(Done(self._heals.popleft()))
 

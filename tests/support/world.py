@@ -49,6 +49,7 @@ from cellmesh.wire.messages import (
     Stop,
     Stopped,
 )
+from cellmesh.wire.peer_calls import PEER_RUNS, PeerWork
 from cellmesh.wire.status import HostReport, Probe, ReadHost
 from cellmesh.workers.agent.spool import Spool
 from cellmesh.workers.agent.supervisor import Fork, KillRanks, Supervisor, ToRanks, Up
@@ -216,7 +217,8 @@ class BothSides(Generic[RankKind]):
 
     def begin(self, verb: Any, ranks: Sequence[int], channel: Channel = "work") -> Run[Any]:
         """Start a run."""
-        number = max(self.runs, default=self.spool.next_run - 1) + 1
+        own = [number for number in self.runs if number not in PEER_RUNS]
+        number = max(own, default=self.spool.next_run - 1) + 1
         title, waits = f"run {number}", verb.interleaves
         item = WorkItem(
             verb, type(verb), tuple(ranks), title=title, channel=channel, interleaves=waits
@@ -388,5 +390,9 @@ class BothSides(Generic[RankKind]):
             assert number in self.in_flight
             self.settled[number] += ranks
             self.runs[number].settle(ranks, parcel, self.now)
+        elif type(parcel.verb) is PeerWork:
+            if number not in self.in_flight:
+                self._add_run(number, work_item((), parcel.verb.title))
+            self.runs[number].ranks += ranks
         elif number in self.runs:
             self.runs[number].printer.feed(ranks, parcel.verb, self.now)

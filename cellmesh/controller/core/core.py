@@ -40,6 +40,7 @@ from ...wire.messages import (
     StoreDied,
     interrupted_unbegun,
 )
+from ...wire.peer_calls import PEER_RUNS, PeerWork
 from ...wire.ranks import describe_ranks
 from ...wire.status import HostReport, RankState, ReadHost, StackText
 from ...wire.stopping import StopState
@@ -183,7 +184,7 @@ class Core:
         that do not stop.
 
         Args:
-            runs: their numbers, the newest first: the end of an older run would let a newer begin.
+            runs: their numbers.
             now: current time in seconds; None for the time of the last event.
         """
         return self.runs.interrupt(runs, self._see(now))
@@ -438,6 +439,8 @@ class Core:
                 self.mesh.asking.update(dict.fromkeys(ranks, verb.request))
             case InputCancelled():
                 self.mesh.forget_asking(dict.fromkeys(ranks, verb.request))
+            case PeerWork():
+                return self.runs.peer_calls.begin(verb, ranks, now)
             case StopState():
                 return self.runs.alignment.report(ranks, verb, now)
             case RankState() | StackText() | Blueprint():
@@ -448,6 +451,9 @@ class Core:
         self, ranks: tuple[int, ...], parcel: Parcel[Done | Failed], now: float
     ) -> list[Effect]:
         verb, pending = parcel.verb, self.mesh.pending.get(parcel.verb.run)
+        is_of_peer, effects = verb.run in PEER_RUNS, list[Effect]()
+        if is_of_peer and isinstance(verb, Failed):
+            effects = self.runs.peer_calls.fail(verb.run, now)
         if pending is None or pending.is_work:
             for rank in ranks if self.mesh.asking else ():
                 self.mesh.asking.pop(rank, None)
@@ -456,10 +462,12 @@ class Core:
             elif verb.counts:
                 self._recovery.tally.add(ranks, verb.counts)
         if pending is None:
+            # A recovery may have found ranks in such a call, and waits for its end.
             is_open = isinstance(verb, Failed) or verb.run >= FIRST_HEAL
+            is_open = is_open or (is_of_peer and bool(self.mesh.missing()))
             return self._recovery.begin(now) if is_open else []
         has_begun = type(verb) is Done or verb != interrupted_unbegun(verb.run)
-        return self.runs.settle(verb.run, ranks, parcel, now, has_begun)
+        return [*effects, *self.runs.settle(verb.run, ranks, parcel, now, has_begun)]
 
     def _ranks_died(self, ranks: Sequence[int], parcel: Parcel[Died], now: float) -> list[Effect]:
         """Handle the death of ranks that have died together."""

@@ -11,6 +11,7 @@ import msgspec
 
 from ...wire.codec import Parcel
 from ...wire.messages import Died, MeshReady, Relay
+from ...wire.peer_calls import PEER_RUNS
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.status import RankInfo, RankState
 from .effects import Effect, Note, State, tell_empty
@@ -18,6 +19,13 @@ from .transitions import NUM_KEPT, RunPhase, Transition, TransitionLog, add_tran
 
 # Numbers of the core's own runs (heals) begin here.
 FIRST_HEAL = 1 << 40
+
+
+def order_of(run: int) -> int:
+    """Return a number by which runs are sorted as a rank executes them: calls of other ranks are
+    known once they execute, and so precede the notebook's that wait.
+    """
+    return run - FIRST_HEAL if run in PEER_RUNS else run
 
 
 class Pending(msgspec.Struct):
@@ -184,6 +192,10 @@ class MeshState(msgspec.Struct):
         """Return the ranks that have work: they execute it, have it queued, or will be sent it."""
         return {rank for run in self.pending.values() if run.is_work for rank in run.ranks}
 
+    def serving(self) -> set[int]:
+        """Return the ranks that are known to execute calls of other ranks."""
+        return {r for run, call in self.pending.items() if run in PEER_RUNS for r in call.ranks}
+
     def waiting_beyond(self, num_ranks: int) -> str:
         """Return, in words, the calls that wait beside work on ranks from `num_ranks` on; "" if
         there are none.
@@ -217,6 +229,13 @@ class MeshState(msgspec.Struct):
                 idle -= pending.ranks
         return idle
 
+    def is_idle(self, state: RankState) -> bool:
+        """Return whether a rank executes nothing, or a call of another rank that has just begun:
+        such calls may follow each other without a gap, and work of the core waits for one at most.
+        """
+        is_new = state.run in PEER_RUNS and state.run not in self.pending
+        return state.run < 0 or (is_new and not state.collective)
+
     def find_quiet(self, states: Mapping[int, RankState], resumable: set[int]) -> set[int]:
         """Return the living ranks that execute nothing and have no work.
 
@@ -224,7 +243,7 @@ class MeshState(msgspec.Struct):
             states: states of the ranks that answered; one that executes a run holds nothing back.
             resumable: the ranks that hold back work and may go on.
         """
-        idle = {rank for rank, state in states.items() if state.run < 0} & self.living()
+        idle = {rank for rank, state in states.items() if self.is_idle(state)} & self.living()
         unsure = {rank for rank, run in self.held.items() if run < 0}
         for rank in unsure & (states.keys() - idle):
             del self.held[rank]
@@ -258,11 +277,11 @@ class MeshState(msgspec.Struct):
         """Return the ranks that execute this run now, as they have ended all older runs and hold
         back no work.
         """
-        left = self.pending[run].ranks - self.held.keys()
+        left, order = self.pending[run].ranks - self.held.keys(), order_of(run)
         for number, pending in self.pending.items():
             if not left:  # true early if many runs wait
                 break
-            if number < run and pending.is_work:
+            if order_of(number) < order and pending.is_work:
                 left -= pending.ranks
         return left
 
@@ -272,8 +291,10 @@ class MeshState(msgspec.Struct):
         return any(ranks & set(run.members) for run in runs)
 
     def in_failed_runs(self, ranks: set[int]) -> bool:
-        """Return whether each of these ranks is in a run that has failed, and so will leave it."""
-        return ranks <= {
+        """Return whether each of these ranks is in a run that has failed, and so will leave it, or
+        in a call of another rank, during which nobody else would know that it is busy.
+        """
+        return ranks <= self.serving() | {
             rank
             for run in self.pending.values()
             if run.has_failed and run.is_work and run.is_sent
@@ -286,7 +307,7 @@ class MeshState(msgspec.Struct):
         """
         titles = dict.fromkeys(ranks, "")
         for _, pending in sorted(
-            self.pending.items(), key=lambda each: (each[1].is_work, -each[0])
+            self.pending.items(), key=lambda each: (each[1].is_work, -order_of(each[0]))
         ):
             if (pending.is_work or pending.interleaves) and pending.is_sent:
                 titles.update((rank, pending.title) for rank in pending.ranks if rank in titles)

@@ -181,7 +181,8 @@ class Recovery:
             self._attempt.note_to = run
         is_open = self._must_heal or self._newcomers or self._mesh.deferred or self.phase != "calm"
         missing = self._mesh.dead and self._mesh.missing()
-        if is_suspect or is_open or missing or self._outsiders & set(pending.members):
+        is_open = is_open or bool(self._outsiders & set(pending.members))
+        if is_suspect or is_open or missing or self._waiting:
             return self.begin(now)
         return []
 
@@ -379,11 +380,12 @@ class Recovery:
     def _examined(self, states: dict[int, RankState], now: float) -> list[Effect]:
         living = self._mesh.living()
         # A rank may answer between the end of a run, which it has sent, and its next wait for work.
-        settled = {r for r, s in states.items() if s.run < 0 or s.run in self._mesh.pending}
+        pending, is_idle = self._mesh.pending, self._mesh.is_idle
+        settled = {r for r, s in states.items() if s.run in pending or is_idle(s)}
         # On a busy machine ranks may be late to answer.
         if living - settled and now < self._patience_ends:
             return self.on("no answer", now)
-        idle = {rank for rank, state in states.items() if state.run < 0} & living
+        idle = {rank for rank, state in states.items() if is_idle(state)} & living
         for rank in idle:
             if states[rank].steps.run == self._attempt.note_to:
                 self._attempt.steps[rank] = states[rank].steps
@@ -451,6 +453,9 @@ class Recovery:
         """
         pending = self._mesh.pending[self._heal_run]
         if not pending.released:
+            if self._mesh.serving() & pending.ranks:  # calls that began just before the heal
+                self._deadline = now + HEAL_S
+                return []
             self._deadline = now + ABANDON_S
             return self._release(pending)
         # The heal stays pending: once its ranks have left it after all, they are examined.

@@ -23,10 +23,12 @@ from ...wire.messages import (
     Release,
     interrupted_unbegun,
 )
+from ...wire.peer_calls import PEER_RUNS
 from ...wire.status import Probe, RankState
 from .alignment import Alignment, Told
 from .effects import Deliver, Effect, Finish, Note, Send
-from .mesh_state import FIRST_HEAL, MeshState, Pending
+from .mesh_state import FIRST_HEAL, MeshState, Pending, order_of
+from .peer_calls import PeerCalls
 from .recovery import Recovery
 from .requests import Questions, control
 from .stopping import Verdict
@@ -69,6 +71,7 @@ class Runs:
         self._settling: set[int] = set()  # runs with a deadline of their own
         self._sweeps = Sweeps(mesh, questions, settle_s, self._on)
         self.alignment = Alignment(mesh, self._on)
+        self.peer_calls = PeerCalls(mesh, self.add, self._on)
         recovery.send_deferred = self.send_deferred
 
     def add(self, run: int, pending: Pending) -> list[Effect]:
@@ -113,13 +116,13 @@ class Runs:
         that do not stop.
 
         Args:
-            runs: their numbers, the newest first.
+            runs: their numbers.
             now: current time in seconds.
         """
         told: Told = {}
         unclear: dict[int, set[int]] = {}
         settled: list[Effect] = []
-        for run in runs:
+        for run in sorted(runs, key=order_of, reverse=True):
             pending = self._mesh.pending.get(run)
             if pending is not None:
                 first = pending.interrupted_at
@@ -218,11 +221,16 @@ class Runs:
             queued = [
                 rank
                 for rank in ranks & states.keys()
-                if 0 <= states[rank].run < run
+                if self._is_before(states[rank].run, run)
                 and all(call.run != run for call in states[rank].waiting)
             ]
             effects += self._settle_unbegun(run, tuple(sorted(queued)), now)
         return effects
+
+    def _is_before(self, executed: int, run: int) -> bool:
+        """Return whether a rank that executes a run (-1: none) has not begun another."""
+        is_known = executed not in PEER_RUNS or executed in self._mesh.pending
+        return executed >= 0 and is_known and order_of(executed) < order_of(run)
 
     def abandon(self, reason: str, now: float) -> list[Effect]:
         """End all runs, as no rank will report their end any more.
@@ -253,7 +261,7 @@ class Runs:
         for run, first in begun.items():
             for some, has_begun in ((first, True), (left[run] - first, False)):
                 effects += self.settle(run, tuple(sorted(some)), parcel, now, has_begun)
-        return effects
+        return [*effects, *self.peer_calls.ranks_died(ranks, now)]
 
     def tick(self, now: float) -> list[Effect]:
         """Act on runs whose deadlines have passed, and examine runs that take long."""

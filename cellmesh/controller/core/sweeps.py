@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ...wire.peer_calls import PEER_RUNS
 from ...wire.status import Probe, RankState
 from .effects import Effect, Judge, Watch
 from .mesh_state import FIRST_HEAL, MeshState, Pending
@@ -71,23 +72,25 @@ class Sweeps:
             for run, pending in self._mesh.pending.items()
             if pending.is_sent
             and run < FIRST_HEAL
-            and (self._is_to_be_watched(pending, now) or self._is_to_be_judged(pending, now))
+            and (self._is_to_be_watched(pending, now) or self._is_to_be_judged(run, pending, now))
         ]
 
     def _is_to_be_watched(self, pending: Pending, now: float) -> bool:
         is_long = now - pending.started_at >= WATCH_AFTER_S and pending.is_work
         return is_long and now - pending.watched_at >= WATCH_EVERY_S - SWEEP_S / 2
 
-    def _is_to_be_judged(self, pending: Pending, now: float) -> bool:
+    def _is_to_be_judged(self, run: int, pending: Pending, now: float) -> bool:
         """Return whether to examine a run now for ranks that can never go on; false if all of its
         ranks are released from their collectives, or one waits for the user's input. A call that
-        waits beside work is examined once a rank has failed: it may wait forever.
+        waits beside work is examined once a rank has failed: it may wait forever. A call of another
+        rank may be on its way to some.
         """
         if pending.ranks <= pending.released or pending.ranks & self._mesh.asking.keys():
             return False
         if not (pending.is_work or (pending.interleaves and pending.has_failed)):
             return False
         is_whole = pending.is_waited_for or len(pending.members) == self._mesh.num_ranks
+        is_whole = is_whole and run not in PEER_RUNS
         since, after_s = pending.started_at, self._settle_s if is_whole else WATCH_AFTER_S
         if pending.first_end_at is not None:
             since, after_s = pending.first_end_at, self._settle_s
@@ -118,11 +121,12 @@ class Sweeps:
         collectives.
         """
         pending = self._mesh.pending[run]
-        if not self._is_to_be_judged(pending, now):
+        if not self._is_to_be_judged(run, pending, now):
             return []
         pending.judged_at = now
         own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
-        absent = self._mesh.find_absent(pending, with_work) - self.came
+        serve = {r for r, s in states.items() if s.run in PEER_RUNS}  # and may join
+        absent = self._mesh.find_absent(pending, with_work) - self.came - serve
         patience_s = max(self._settle_s, SWEEP_S)  # ranks answer at different moments
         verdict = find_verdict(own, absent, self._mesh.num_ranks, patience_s, self._mesh.dead)
         stuck = pending.ranks.intersection(verdict.stuck) if verdict is not None else set()

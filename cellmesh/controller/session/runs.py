@@ -18,6 +18,7 @@ from ...wire.faults import Faults
 from ...wire.host import format_span
 from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
 from ...wire.messages import Died, Done, Failed
+from ...wire.peer_calls import PeerWork
 from ...wire.ranks import describe_ranks
 from ...wire.status import RankState
 from ...wire.values import PullNames
@@ -26,7 +27,7 @@ from ..core.core import Core, Deliver, Effect, Finish, Judge, Note, Watch
 from ..failure_summary import refuse_dead
 from ..metrics import Metrics
 from ..news import News
-from ..output.console import Sink, Unremarked
+from ..output.console import ConsoleSink, SilentSink, Sink, Unremarked
 from ..output.fold import Block
 from ..output.printer import Printer
 from ..preload import Preloading
@@ -373,6 +374,14 @@ class Runs:
         self._printers[info.run] = printer
         return run
 
+    def _join(self, call: PeerWork, ranks: tuple[int, ...]) -> None:
+        """Register a call of another rank that these ranks execute; its caller gets the outcome."""
+        run = self.living.get(call.run)
+        if run is None:
+            silent = Printer(range(self.num_ranks), Unremarked(SilentSink(ConsoleSink())), False)
+            run = self._adopt_run(RunInfo(call.run, (), call.title), silent)
+        run.ranks = (*run.ranks, *ranks)
+
     def forget(self, number: int) -> None:
         """Remove a run, which has ended, from the runs in flight."""
         self.living.pop(number, None)
@@ -420,6 +429,9 @@ class Runs:
             self.living[number].settle(ranks, parcel, now, has_begun)
             if kind is Done:
                 return
+        elif kind is PeerWork:
+            self._join(parcel.verb, ranks)
+            return
         elif kind is Logged:
             self._session.metrics.take(number, ranks, parcel)
             return

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from ...stdlib import threading, time
 from ...wire.groups import GroupCount
+from ...wire.peer_calls import PEER_RUNS
 from ...wire.stopping import Owed, owes
 
 _STEP_S = 0.02
@@ -119,7 +120,7 @@ class Gate:
     def _may_pass(self) -> bool:
         run = self.running()
         if run != self._run:
-            if run > self._run:
+            if run > self._run or self._run in PEER_RUNS:
                 self.open()  # a later run has begun
             return True
         if (kind := self._kind) is not None:

@@ -93,6 +93,7 @@ class ControlThread:
         self._context.steps.pause = functools.partial(gate.enter, 2)
         gate.report = self._report_stop
         self._context.release_from = self._release_from
+        self._context.stop = lambda run: self._stop(run, KeyboardInterrupt)
         gate.on_raise = self._groups.backward_passes.look_around
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
@@ -384,6 +385,7 @@ class ControlThread:
             steps=Steps() if busy else self._context.steps.describe(self._shell.user_ns),
             waiting=describe_waiting(self._calls, self._shell) if self._calls else (),
             peer=self._context.describe_wait() if busy else "",
+            serves=self._context.serving() if busy else None,
         )
 
     def _query(self, verb: Request) -> Parcel[Done]:

@@ -16,8 +16,8 @@ from ...stdlib import os, time
 from ...wire import payload, plain_functions
 from ...wire.codec import Frame, Parcel, make_parcel
 from ...wire.groups import Heal, SetMesh
-from ...wire.handles import PEER_RUNS
 from ...wire.messages import Done, Failing, Request, Work, interrupted_unbegun
+from ...wire.peer_calls import PEER_RUNS
 from ...wire.segments import MIN_BYTES
 from ...wire.values import GatherParts, PullNames, PushNames, PushParts
 from ...wire.verbs import Imports, PostMortem, RunCall, RunCell, RunScript, Timing

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...stdlib import os
-from ...wire.codec import Frame
+from ...wire.codec import Frame, Parcel
 from ...wire.messages import FeatureRequest, Pickled
+from ...wire.peer_calls import PeerWork
 from ..groups import model_reset
 from .imports import load
 from .optimizer_steps import OptimizerSteps
@@ -78,6 +79,8 @@ class RankContext:
     release_from: Callable[[GroupRecord, float, str], None] = lambda record, before, why: None
     tasks: Any = None  # its `Tasks`
     divert: Callable[[Callable[[Any], Any]], None] = lambda choose: None  # `Pump.divert`
+    report: Callable[[Parcel[Any]], None] = lambda parcel: None  # `Pump.send`
+    stop: Callable[[int], None] = lambda run: None  # interrupts a run wherever it is
     _handlers: dict[str, Handler] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -98,6 +101,10 @@ class RankContext:
     def describe_wait(self) -> str:
         """Return for which calls of other ranks' actors the main thread waits; "" for none."""
         return self.handles.describe_wait() if "handles" in vars(self) else ""
+
+    def serving(self) -> PeerWork | None:
+        """Return the call of another rank that the main thread executes; None if there is none."""
+        return self.handles.served.serving() if "handles" in vars(self) else None
 
     def find_handler(self, request: FeatureRequest) -> Handler:
         """Return the handler of a feature's request; raise a CellmeshError if its module cannot be

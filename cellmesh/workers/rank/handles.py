@@ -33,7 +33,6 @@ from ...wire.codec import Frame, Parcel
 from ...wire.handles import (
     CHALLENGE_BYTES,
     MAX_CALLS,
-    PEER_RUNS,
     PROOF_BYTES,
     Address,
     Chase,
@@ -53,16 +52,16 @@ from ...wire.handles import (
     socket_of,
 )
 from ...wire.messages import Done, Failed, Failing, Pickled
+from ...wire.peer_calls import PEER_RUNS, PeerWork
 from ...wire.ticket import read_ticket
 from ...wire.verbs import Imports, Output, RunCall
 from ...wire.waiting import is_own_peer
+from .peer_calls import PeerCalls
 from .peer_connections import GREET_S, Connection, Future, dial, refuse_silent
 from .remote_actors import PeerRun, RankActor
 from .value_transfer import reduce_for_notebook
 
 _CODEC = at_rank_from_rank()
-# Numbers of calls are multiples of this, so that no answer waits for others (`Pump.answer`).
-_STEP = 16
 # The calls for which the current one is made.
 _chain: contextvars.ContextVar[tuple[Link, ...]] = contextvars.ContextVar(
     "cellmesh_chain", default=()
@@ -83,14 +82,14 @@ class Handles:
         rank = context.groups.rank
         self.peer = Peer(mark_of(self._ticket.key), self._ticket.name, directory, rank)
         self._context, self._actors, self._pid = context, context.actors, context.pid
-        self._numbers = itertools.count(1)
+        # As numbers of runs on other ranks are made of them, those of each rank begin elsewhere.
+        self._numbers = itertools.count(int.from_bytes(os.urandom(4)))
         self._lock = threading.Lock()  # of what other threads than the reading one change
         self._epoll: select.epoll | None = None
         self._listener: socket.socket | None = None
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._outgoing: dict[tuple[str, int], Connection] = {}  # by mark and rank
-        # Calls of other ranks, by the number that their run has here.
-        self._incoming: dict[int, tuple[Connection, PeerCall]] = {}
+        self.served = PeerCalls(context)
         self._last_run = -1  # the last run of the notebook, whose output that of calls joins
         self._waiting: PeerRun | None = None  # for which the main thread waits
         # Calls that tasks await, each with the call of another rank for which its task executes.
@@ -153,11 +152,12 @@ class Handles:
                 raise MeshUsageError(
                     f"{MAX_CALLS:,} calls of {connection.peer} are in flight: wait for some of them"
                 )
-        calls = {}
+        calls, number = {}, next(self._numbers)
         for rank, connection in connections.items():  # only now, so that all or none are called
             link = Link(self.peer, next(self._numbers), f"{title} on {address.mesh} {rank}")
-            call = Parcel(PeerCall(link, _chain.get(), pickled), tuple(buffers))
-            calls[rank] = connection, link, self._send(connection, link.run, link.title, call)
+            call = PeerCall(link, _chain.get(), pickled, number, address.ranks)
+            sent = self._send(connection, link.run, link.title, Parcel(call, tuple(buffers)))
+            calls[rank] = connection, link, sent
         return PeerRun(self, title, calls)
 
     def check(self, address: Address, rank: int) -> None:
@@ -267,7 +267,7 @@ class Handles:
         """Execute the call of another rank that has just begun (an operation of `Actors`)."""
         if operation not in ("call", "send"):
             raise MeshUsageError(f"ranks do not {operation} actors of others")
-        _, call = self._incoming[self._context.interrupts.running]
+        call = self.served.find(self._context.interrupts.running)
         chain = (*call.chain, call.link)
         if (found := self._actors.get(name)) is not None:
             find_method(type(found), name, method)
@@ -280,7 +280,7 @@ class Handles:
 
     def _divert(self, parcels: Sequence[Parcel[Any]]) -> list[Parcel[Any]]:
         """Send the answers to calls of other ranks; return the messages for the notebook, with the
-        output of these calls as that of the last run.
+        output of these calls as that of the last run, and the ends of those that concern it.
         """
         kept = []
         for parcel in parcels:
@@ -288,11 +288,8 @@ class Handles:
             if run not in PEER_RUNS:
                 self._last_run = run if type(verb) in (Done, Failed, Output) else self._last_run
                 kept.append(parcel)
-            elif type(verb) in (Done, Failed):
-                connection, call = self._incoming.pop(run, (None, None))
-                if connection is not None and call is not None:
-                    answer = msgspec.structs.replace(verb, run=call.link.run)
-                    connection.send(Parcel(answer, parcel.buffers))
+            elif type(verb) in (Done, Failed, PeerWork):
+                kept += self.served.divert(parcel)
             elif type(verb) not in (Failing, Imports):
                 kept.append(Parcel(msgspec.structs.replace(verb, run=self._last_run), parcel[1]))
         return kept
@@ -329,7 +326,7 @@ class Handles:
         assert self._epoll is not None
         while True:
             try:
-                for descriptor, event in self._epoll.poll():
+                for descriptor, event in self._epoll.poll(self.served.look()):
                     if self._listener is not None and descriptor == self._listener.fileno():
                         self._meet(self._listener.accept()[0])
                     elif (connection := self._connections.get(descriptor)) is not None:
@@ -391,6 +388,7 @@ class Handles:
                 future.set_exception(
                     RankDied(connection.rank, f"has ended, or was replaced, before {title} had")
                 )
+        self.served.cancel(connection)  # nobody would receive the answers
 
     def _take(self, connection: Connection, parcel: Parcel[Any]) -> None:
         verb = parcel.verb
@@ -400,14 +398,11 @@ class Handles:
                 if future is not None and future.set_running_or_notify_cancel():
                     future.set_result(parcel)
             case PeerCall():
-                run = PEER_RUNS.start + _STEP * next(self._numbers)
-                self._incoming[run] = connection, verb
+                run = self.served.add(connection, verb)
                 work = RunCall(run, verb.payload, interleaves=True, of_actor="serve")
                 self._context.tasks.add(Parcel(work, parcel.buffers))
             case PeerCancel():
-                for run, (of, call) in [*self._incoming.items()]:
-                    if of is connection and call.link.run == verb.run:
-                        self._context.interrupts.request(run)
+                self.served.cancel(connection, verb.run)
             case FindActor():
                 is_here = self._actors.get(verb.actor) is not None
                 text = f"has no `{verb.actor}` any more: mesh.spawn makes it again"

@@ -164,7 +164,7 @@ def run_rank(
     context.steps.install()
     tasks = Tasks(interrupts, tracker, groups.ledger)
     shell.use_loop(tasks.run)
-    context.tasks, context.divert = tasks, pump.divert
+    context.tasks, context.divert, context.report = tasks, pump.divert, pump.send
     control_thread = ControlThread(Channel(control), context, asker, meter, tasks.calls)
     control_thread.start()
     names = {

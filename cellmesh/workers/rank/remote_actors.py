@@ -156,6 +156,8 @@ def _value_of(parcel: Parcel[Any], title: str) -> Any:
     if type(verb) is Done:
         return None if verb.payload is None else payload.loads(verb.payload, parcel.buffers)
     raised: Any = None
+    if verb.type_name in ("KeyboardInterrupt", "Released"):
+        raise RemoteError(verb.type_name, f"{title} was interrupted there: {verb.text}")
     if verb.payload is not None:
         with contextlib.suppress(Exception):
             raised = payload.loads(verb.payload, parcel.buffers)

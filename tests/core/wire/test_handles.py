@@ -51,7 +51,7 @@ def test_a_mark_identifies_a_key_and_hides_it() -> None:
 def test_messages_of_ranks_are_decoded_and_others_refused() -> None:
     codec = at_rank_from_rank()
     sent = [
-        Parcel(PeerCall(LINKS[0], LINKS[1:], Pickled(b"payload", 1)), (b"buffer",)),
+        Parcel(PeerCall(LINKS[0], LINKS[1:], Pickled(b"payload", 1), 7, (0, 1)), (b"buffer",)),
         Parcel(Chase(LINKS)),
     ]
     assert codec.decode(encode(sent)) == sent

@@ -47,7 +47,7 @@ class Rank(RankContext):
     """
 
     def __init__(self, directory: Path, rank: int, *names: str) -> None:
-        nothing: Any = SimpleNamespace(rank=rank)
+        nothing: Any = SimpleNamespace(rank=rank, running=-1, tasks={})
         super().__init__(nothing, nothing, nothing, nothing, nothing, f"{directory}/code/current")
         self.arrived: list[Parcel[Any]] = []
         self.answer: Callable[[Any], Any]
@@ -101,7 +101,7 @@ def test_no_rank_is_called_if_one_of_them_cannot_be(directory: Path, caller: Han
         caller.call(address_of(directory, 0, 1), "add", "call", (), {})
     caller.call(address_of(directory, 0), "double", "call", (), {})
     wait_until(lambda: zero.arrived)
-    titles = [call.link.title for _, call in zero.handles._incoming.values()]
+    titles = [call.link.title for _, call in zero.handles.served._calls.values()]
     assert titles == ["counter.double on left 0"]
 
 
@@ -147,7 +147,7 @@ def test_a_caller_that_reads_nothing_does_not_stop_the_called_rank(directory: Pa
         channel = Channel(connection)
         peer = zero.handles.peer
         for run in (1, 2):
-            call = PeerCall(Link(peer, run, "counter.add"), (), Pickled(b""))
+            call = PeerCall(Link(peer, run, "counter.add"), (), Pickled(b""), run, (0,))
             channel.send(encode([Parcel(call)]))
         wait_until(lambda: len(zero.arrived) == 2)
         for work, _ in zero.arrived:
