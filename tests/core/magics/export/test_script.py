@@ -309,7 +309,7 @@ def test_new_ranks_start_with_an_empty_history() -> None:
 def test_actors_of_the_notebook_are_named(tmp_path: Path) -> None:
     history = history_of(ran("trainer.step()\n"), ran("mine = 1\nmine.bit_length()\n"))
     said = export(history, tmp_path / "train.py", False, ("trainer", "mine", "other"))
-    (line,) = [line for line in said.splitlines() if "actor" in line]
+    (line,) = [line for line in said.splitlines() if " is an actor " in line]
     assert line.startswith("- `trainer` is an actor that the notebook has made")
 
 
