@@ -95,7 +95,8 @@ class WeightsHandler:
                     try:
                         return self._take(held, expression)
                     finally:
-                        self._keep([memory for _, memory in held])
+                        with self._context.interrupts:
+                            self._keep([memory for _, memory in held])
         return None
 
     def _open(self, payload: Pickled, buffers: tuple[Frame, ...]) -> memoryview:
