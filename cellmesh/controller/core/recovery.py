@@ -133,7 +133,8 @@ class Recovery:
         self._mesh.supervised = set()
         self.tally.clear()
         self._newcomers: set[int] = set()  # ranks without groups
-        self._outsiders: set[int] = set()  # living ranks that took no part in the last heal
+        # Living ranks that took no part in the last heal, or did not answer when examined.
+        self._outsiders: set[int] = set()
         self._must_heal = self._is_new_here = self._is_resizing = False
         self._resumable, self._quiet = set[int](), set[int]()
         self._heal_run, self._keeps_groups = -1, False
@@ -385,6 +386,8 @@ class Recovery:
         # On a busy machine ranks may be late to answer.
         if living - settled and now < self._patience_ends:
             return self.on("no answer", now)
+        # Without an answer, it is not known whether their connections were cut.
+        self._outsiders |= living - states.keys() - self._mesh.busy()
         idle = {rank for rank, state in states.items() if is_idle(state)} & living
         for rank in idle:
             if states[rank].steps.run == self._attempt.note_to:

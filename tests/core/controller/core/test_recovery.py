@@ -120,6 +120,16 @@ CASES = {
         run 1 on 0-1; 0-1 fail 1; 0 answers -> -
         @1 tick -> resume 0-1
         calm""",
+    "while examining: a rank that has not answered is examined before its next run": """2 ranks
+        run 1 on 0-1; 0-1 fail 1; 0 answers -> -
+        @1 tick -> resume 0-1
+        run 2 on 0 -> run 2 on 0
+        0 done 2 -> finish 2
+        run 3 on 0-1 -> probe 0-1
+        0 answers; 1 answers broken -> heal 0-1
+        0-1 done heal -> healed: healed; run 3 on 0-1
+        0-1 done 3 -> finish 3
+        calm""",
     "a fork: one that fails is reported and costs nothing": f"""3 ranks
         {RESPAWNING}
         run 1 on 0,2 -> -
