@@ -243,8 +243,8 @@ FEATURES = (
         "workers/agent/ workers/linux_process.py",
     ),
     Feature(
-        "zygote",
-        305,
+        "zygote",  # 10 of them so that a silent connection delays no fork
+        315,
         "workers/zygote.py",
     ),
     Feature(

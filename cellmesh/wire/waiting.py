@@ -134,19 +134,34 @@ def listen(directory: int, name: str) -> socket.socket:
     return server
 
 
+def greet(server: socket.socket) -> socket.socket:
+    """Return a connection to a process of this user, which may send a request.
+
+    Raises:
+        OSError: the process is another user's, or has ended.
+    """
+    connection, _ = server.accept()
+    try:
+        if not is_own_peer(connection):
+            raise PermissionError
+        connection.send(READY)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 def accept(server: socket.socket) -> socket.socket:
     """Return a connection to a process of this user that has sent a request, or has closed it.
 
     Raises:
         OSError: the process is another user's, or sends nothing.
     """
-    connection, _ = server.accept()
-    if is_own_peer(connection):
-        connection.send(READY)
-        if wait_readable([connection.fileno()], _REQUEST_S):
-            return connection
-    connection.close()
-    raise TimeoutError
+    connection = greet(server)
+    if not wait_readable([connection.fileno()], _REQUEST_S):
+        connection.close()
+        raise TimeoutError
+    return connection
 
 
 def connect(directory: int, name: str, timeout_s: float) -> socket.socket | None:

@@ -88,6 +88,8 @@ _REQUIRED = frozenset({"sympy"})
 # From the last request until the zygote imports more, which ranks of a restart or heal then have:
 # short scripts do not pay for it.
 _IDLE_S = 15.0
+# Connections that are kept while no request arrives on them.
+_MAX_ASKING = 8
 
 
 @dataclass(frozen=True)
@@ -353,10 +355,18 @@ def _serve(sockets: Sequence[socket.socket], shell: RankShell, loading: Loading)
     """
     agent, *servers = sockets
     decoder, pause_s = msgspec.msgpack.Decoder(Request), _IDLE_S
+    asking: list[socket.socket] = []  # connections on which no request has arrived yet
     while True:
-        numbers = [*(each.fileno() for each in sockets), *loading.descriptors()]
+        numbers = [*(each.fileno() for each in (*sockets, *asking)), *loading.descriptors()]
         ready = wait_readable(numbers, min(loading.limits(pause_s), default=None))
-        if asked := [each for each in servers if each.fileno() in ready]:
+        if called := [each for each in servers if each.fileno() in ready]:
+            with contextlib.suppress(OSError):
+                asking.append(waiting.greet(called[0]))
+            if len(asking) > _MAX_ASKING:
+                asking.pop(0).close()
+            continue
+        if asked := [each for each in asking if each.fileno() in ready]:
+            asking.remove(asked[0])
             # The closed pipe shows it if there is no process or memory.
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 _fork_mesh(asked[0], numbers, Imported(shell, loading.has))
@@ -383,7 +393,8 @@ def _serve(sockets: Sequence[socket.socket], shell: RankShell, loading: Loading)
                 loading.drop_copy()  # it lacks the change
                 _change_surroundings(request.changes)
                 continue
-            forked = _fork_orphans(_list_starts(request, descriptors, shell), sockets)
+            starts = _list_starts(request, descriptors, shell)
+            forked = _fork_orphans(starts, (*sockets, *asking))
         except Exception as error:  # out of processes or memory, which may not last
             traceback.print_exc(file=sys.__stderr__)
             forked = Forked([], f"{type(error).__name__}: {error}")
@@ -418,9 +429,9 @@ def _change_surroundings(changes: Surroundings) -> None:
             print(f"ranks keep their working directory: {error}", file=sys.__stderr__, flush=True)
 
 
-def _fork_mesh(server: socket.socket, own: Sequence[int], imported: Imported) -> None:
+def _fork_mesh(connection: socket.socket, own: Sequence[int], imported: Imported) -> None:
     """Fork the guardian of another mesh on a request, as an orphan, which the agent adopts."""
-    with waiting.accept(server) as connection:
+    with connection:
         _, descriptors = receive_descriptors(connection, 1, marks.NUM_DESCRIPTORS)
         try:
             if len(descriptors) < marks.NUM_DESCRIPTORS:
@@ -429,11 +440,10 @@ def _fork_mesh(server: socket.socket, own: Sequence[int], imported: Imported) ->
             if (middle := os.fork()) == 0:
                 try:  # must not return, or there would be a second zygote
                     if os.fork() == 0:
-                        numbers = (connection.fileno(), *own)
                         # Only here, as it imports the agent's modules.
                         prestart = importlib.import_module(f"{__package__}.prestart")
                         begin = prestart.become_guardian
-                        run_and_exit(lambda: begin(order, descriptors, numbers, imported))
+                        run_and_exit(lambda: begin(order, descriptors, own, imported))
                 finally:
                     os._exit(0)
             os.waitpid(middle, 0)

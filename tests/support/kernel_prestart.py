@@ -11,7 +11,6 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from cellmesh.controller.session.launch import prestart
@@ -55,12 +54,7 @@ class LentPrestart(prestart.Prestart):
         self._directory = directory
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def prepare(
-        self,
-        timeout_s: float,
-        on_wait: Callable[[], object] = lambda: None,
-        is_preloaded: bool = True,
-    ) -> bool:
+    def prepare(self, timeout_s: float, *_: object) -> bool:
         """Wait until the tests' process lends its zygote; it may refuse."""
         try:
             conditions = pickle.loads((self._directory / CONDITIONS).read_bytes())

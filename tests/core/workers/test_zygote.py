@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -18,9 +19,10 @@ import pytest
 import torch
 
 from cellmesh.errors import HostError
-from cellmesh.wire import marks
+from cellmesh.wire import marks, waiting
 from cellmesh.workers import zygote
 
+WAIT_S = 60.0
 pytestmark = pytest.mark.filterwarnings("ignore:This process")  # pytest's may have threads
 
 
@@ -204,3 +206,31 @@ os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
 
 def test_a_process_that_was_forked_twice_sleeps_until_its_agent_is_its_parent() -> None:
     assert subprocess.run([sys.executable, "-c", _WAIT], timeout=30, check=False).returncode == 0
+
+
+def test_a_silent_connection_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = list[bytes]()
+
+    def fork(connection: socket.socket, *_: object) -> None:
+        with connection:
+            served.append(connection.recv(1))
+
+    monkeypatch.setattr(zygote, "_fork_mesh", fork)
+    loading = Mock(limits=Mock(return_value=[]), descriptors=Mock(return_value=[]))
+    directory = os.open(tmp_path, os.O_RDONLY)
+    own, agent = socket.socketpair()
+    with own, waiting.listen(directory, "zygote") as server:
+        serving = threading.Thread(target=zygote._serve, args=([own, server], None, loading))
+        serving.start()
+        with agent:
+            connections = [waiting.connect(directory, "zygote", WAIT_S) for _ in range(3)]
+            for connection, data in zip(reversed(connections), (b"c", b"b", b"a"), strict=True):
+                assert connection is not None
+                connection.send(data)
+        serving.join()
+    os.close(directory)
+    assert sorted(served) == [b"a", b"b", b"c"]
+    for connection in connections:
+        connection.close()

@@ -51,6 +51,7 @@ _MAX_WAITING = 3
 # Variables for which a zygote has values of its own.
 _OVERRIDDEN = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 Conditions = Mapping[str, Any]
+OnWait = Callable[[], object]  # `int` does nothing
 State = Literal["none", "importing", "ready"]
 
 
@@ -132,12 +133,7 @@ class Prestart:
         with self._lock, contextlib.suppress(Exception):
             self._make(is_preloaded)
 
-    def prepare(
-        self,
-        timeout_s: float,
-        on_wait: Callable[[], object] = lambda: None,
-        is_preloaded: bool = True,
-    ) -> bool:
+    def prepare(self, timeout_s: float, on_wait: OnWait = int, is_preloaded: bool = True) -> bool:
         """Wait until the waiting zygote, or a new one, has imported torch, so that a mesh can be
         forked from it.
 
@@ -301,12 +297,7 @@ class MeshZygote(Prestart):
         self._directory, self._learned = Path(ticket.directory), ticket.learned
         self._made_in = self._conditions(bool(ticket.learned_list))
 
-    def prepare(
-        self,
-        timeout_s: float,
-        on_wait: Callable[[], object] = lambda: None,
-        is_preloaded: bool = True,
-    ) -> bool:
+    def prepare(self, timeout_s: float, on_wait: OnWait = int, is_preloaded: bool = True) -> bool:
         """Connect to the zygote, if a mesh would inherit the same from it as from a new one."""
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             now, limit_s = self._conditions(is_preloaded), min(timeout_s, _ACCEPT_S)
@@ -338,16 +329,11 @@ class ShellPrestart(Prestart):
         # Without the first entry: the folder of this process's program, or that of its script.
         self._path = sys.path if sys.flags.safe_path else sys.path[1:]
         self._asked: set[Process] = set()
-        self._again: tuple[float, Callable[[], object], bool] = (0.0, lambda: None, True)
+        self._again: tuple[float, OnWait, bool] = (0.0, int, True)
         self._leaves = False
         self._files = (0, 0)
 
-    def prepare(
-        self,
-        timeout_s: float,
-        on_wait: Callable[[], object] = lambda: None,
-        is_preloaded: bool = True,
-    ) -> bool:
+    def prepare(self, timeout_s: float, on_wait: OnWait = int, is_preloaded: bool = True) -> bool:
         """Connect to the next waiting zygote, if there is one; whether it fits is its answer to
         `start`. Does not wait for one that imports torch: its ranks would each import the learned
         modules, which a start without a zygote imports once.
