@@ -53,7 +53,7 @@ FEATURES = (
     ),
     Feature(
         "messages between processes",  # with Results, which ranks give as well
-        1215,
+        1218,
         "wire/",
     ),
     Feature(
@@ -80,7 +80,7 @@ FEATURES = (
     ),
     Feature(
         "session",  # with runs that others have begun
-        1045,
+        1050,
         "controller/session/",
     ),
     Feature(
@@ -208,7 +208,7 @@ FEATURES = (
     ),
     Feature(
         "handles of actors on ranks",  # with that of the mesh; and calls from rank to rank
-        620,
+        635,
         "wire/handles.py workers/rank/handles.py workers/rank/peer_connections.py "
         "workers/rank/remote_actors.py",
     ),
@@ -216,6 +216,11 @@ FEATURES = (
         "calls from rank to rank, as the controller knows them",
         120,
         "wire/peer_calls.py controller/core/peer_calls.py workers/rank/peer_calls.py",
+    ),
+    Feature(
+        "calls between hosts",  # by way of the controller
+        145,
+        "wire/mail.py controller/mail.py workers/agent/mail.py workers/rank/relayed.py",
     ),
     Feature(
         "supervision of actors",  # 15 of them to end the wait for a function that hangs

@@ -25,6 +25,7 @@ from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standi
 from .environment import Surroundings
 from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, FilesAnswer, PlaceFiles, ReadClock
+from .mail import Mail
 from .peer_calls import PeerWork
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stopping import Pause, StopState
@@ -221,7 +222,17 @@ Work = (
 )  # fmt: skip
 ToMainThread = Work | Resume
 Control = (
-    Interrupt | Pause | Release | Probe | Request | Stacks | Describe | InputReply | Leave | Signal
+    Interrupt
+    | Pause
+    | Release
+    | Probe
+    | Request
+    | Stacks
+    | Describe
+    | InputReply
+    | Leave
+    | Signal
+    | Mail
 )
 
 
@@ -320,7 +331,7 @@ def interrupted_unbegun(run: int) -> Failed:
 FromRank = (
     RankReady | RankUnready | Output | Skipped | Display | Done | Failing | Failed | RankState
     | StopState | StackText | Blueprint | InputRequest | InputCancelled | Logged | Imports
-    | Bar | PeerWork
+    | Bar | PeerWork | Mail
 )  # fmt: skip
 
 

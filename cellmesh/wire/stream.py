@@ -252,10 +252,7 @@ class QueuedChannel:
 
     def keep(self) -> None:
         """Copy the queued data, which its owner may change from now on."""
-        self._unsent = [
-            each if type(getattr(each, "obj", each)) is bytes else bytes(each)
-            for each in self._unsent
-        ]
+        self._unsent = [bytes(each) for each in self._unsent]  # `bytes` are not copied
 
     def read(self) -> list[list[Frame]]:
         """Receive from the rank's socket once, and return the messages that this completes; [] at

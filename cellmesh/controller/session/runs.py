@@ -17,6 +17,7 @@ from ...wire.codec import Parcel
 from ...wire.faults import Faults
 from ...wire.host import format_span
 from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
+from ...wire.mail import Mail
 from ...wire.messages import Died, Done, Failed
 from ...wire.peer_calls import PeerWork
 from ...wire.ranks import describe_ranks
@@ -56,6 +57,7 @@ class Owner(Protocol):
     code: CodeSync | None
     metrics: Metrics
     preloading: Preloading
+    mail: Any  # a `controller.mail.Mailroom`
     links: dict[str, Any]  # of `links.MeshLink`
     name: str
 
@@ -434,6 +436,9 @@ class Runs:
             return
         elif kind is Logged:
             self._session.metrics.take(number, ranks, parcel)
+            return
+        elif kind is Mail:
+            self._session.mail.carry(self._session, ranks[0], parcel)
             return
         elif kind is Imports:
             note = self._session.preloading.take(ranks, parcel.verb, self.num_ranks)

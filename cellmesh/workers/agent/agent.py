@@ -52,6 +52,7 @@ from .. import linux_process
 from ..rank.stdout import read_log
 from .controller_port import ControllerPort, Dims
 from .events import Events
+from .mail import close_mail, return_mail
 from .processes import Processes
 from .supervisor import Action, Fork, KillRanks, Supervisor, ToRanks, Up
 from .zygote_client import ZygoteClient
@@ -91,7 +92,7 @@ class Agent:
         )
         self._controller = ControllerPort(
             *(ticket, self._events, self._hear, self._greet, self._stop, self._processes.hear),
-            self._abandon_arrivals,
+            self._note_left,
         )
         self._events.watch_signals(
             (signal.SIGTERM, signal.SIGHUP), lambda: self._stop("stopped from outside")
@@ -180,6 +181,8 @@ class Agent:
                 self._processes.send(ranks, channel, frames)
             case Up(parcels):
                 self._controller.send(parcels)
+                if not self._controller.is_attached:
+                    self._act([*return_mail(parcels)])
             case Fork():
                 self._controller.note_new(action.ranks)
                 self._processes.fork(action)
@@ -226,10 +229,11 @@ class Agent:
         self._controller.acknowledge()  # at once: the controller waits for it
         self._act(self._processes.relay(orders or ()))
 
-    def _abandon_arrivals(self) -> None:
-        """Make ranks fail the runs whose values had not fully arrived from another host when the
-        controller disconnected.
+    def _note_left(self) -> None:
+        """After the controller has left, make ranks fail the calls of other ranks that went by way
+        of it, and the runs whose values had not fully arrived from another host.
         """
+        self._act([close_mail([*self._supervisor.pids()])])
         why = "the notebook left before the value had arrived: send it again"
         self._act(self._processes.relay(self._processes.lending.arrivals.abandon(why)))
         self._processes.lending.pool.clear()

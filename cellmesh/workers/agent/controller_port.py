@@ -110,6 +110,11 @@ class ControllerPort:
 
     # ---- for the agent
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether a controller is attached."""
+        return self._identity is not None
+
     def _note_readable(self, event: int) -> None:
         self.may_be_readable = True
 

@@ -22,6 +22,7 @@ import msgspec
 from ...wire.attach import RunInfo
 from ...wire.codec import Frame, Parcel
 from ...wire.limits import COUNTED_BYTES, MAX_ANSWER_BYTES
+from ...wire.mail import Mail
 from ...wire.messages import (
     AgentFault,
     Died,
@@ -315,6 +316,8 @@ def size_of(parcel: Parcel[Any]) -> int:
             traceback = len(verb.traceback) if isinstance(verb, Failed) else 0
             stream = len(verb.payload.stream) if verb.payload is not None else 0
             return _LEAST_BYTES + traceback + stream + sum(map(_num_bytes, parcel.buffers))
+        case Mail():
+            return _LEAST_BYTES + sum(map(len, parcel.buffers))
         case Logged():
             return _LEAST_BYTES + 16 * len(verb.steps) * len(verb.names)
     return _LEAST_BYTES

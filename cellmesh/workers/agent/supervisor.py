@@ -25,6 +25,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...wire.codec import Frame, Parcel, encode
+from ...wire.mail import Mail
 from ...wire.messages import (
     Channel,
     Died,
@@ -33,6 +34,7 @@ from ...wire.messages import (
     Leave,
     MeshReady,
     Progress,
+    Ranked,
     RankReady,
     RankUnready,
     Relay,
@@ -339,6 +341,8 @@ class Supervisor:
             text = f"rank {rank} could not start: {verb.text}"
             is_new = self.state == "starting" or rank in self._respawning
             return self.fail(text) if is_new else []
+        elif kind is Mail:  # without the delay for equal messages
+            return [Up([Parcel(Ranked((rank,), verb), parcel.buffers)])]
         self._merger.add(rank, parcel, now)
         return []
 

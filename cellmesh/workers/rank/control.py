@@ -13,10 +13,11 @@ from typing import Any
 from ...errors import ProtocolError, Released
 from ...stdlib import os, signal, threading, time
 from ...wire import payload
-from ...wire.codec import Parcel, at_rank_for_control, encode
+from ...wire.codec import Frame, Parcel, at_rank_for_control, encode
 from ...wire.faults import Faults
 from ...wire.groups import Blueprint, Describe
 from ...wire.inspect import Refusal
+from ...wire.mail import Mail
 from ...wire.messages import Done, Interrupt, Leave, Release, Request, Signal
 from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stopping import QUIET_MAX_S, Pause, Steps, StopState
@@ -25,6 +26,7 @@ from ...wire.verbs import InputReply
 from ..groups.ledger import GroupRecord
 from ..linux_process import main_thread_sleeps, signal_own_group, start_thread, write_stderr
 from .features import RankContext
+from .imports import load
 from .interrupts import DescriptionTimeout
 from .memory import MemoryMeter
 from .stack_inspection import Activity, StopPoint, Waited, format_stacks, look_at_main_thread
@@ -86,7 +88,7 @@ class ControlThread:
         """
         gate = self._groups.ledger.gate
         gate.running = lambda: self._interrupts.running
-        gate.is_pending = self._interrupts.is_pending
+        gate.is_pending, self._context.post = self._interrupts.is_pending, self._answer
         gate.counts = self._groups.counts
         gate.num_steps = self._context.steps.num_steps
         gate.is_in_step = self._context.steps.note_operation
@@ -113,9 +115,9 @@ class ControlThread:
             except ProtocolError as error:
                 _say(str(error))
                 continue
-            for verb, _ in verbs:
+            for verb, buffers in verbs:
                 try:
-                    self._handle(verb)
+                    self._handle(verb, buffers)
                 except BaseException as error:
                     # Objects of the user that a query reads may raise, or memory may run out.
                     self._take(error)
@@ -139,7 +141,7 @@ class ControlThread:
         stop = self.stop_of(run)
         return stop.kind if stop is not None else None
 
-    def _handle(self, verb: Any) -> None:
+    def _handle(self, verb: Any, buffers: tuple[Frame, ...]) -> None:
         match verb:
             case Interrupt():
                 self._stop(verb.run, KeyboardInterrupt, verb.is_aligned)
@@ -168,6 +170,8 @@ class ControlThread:
                 if not start_thread(self._answer_query, verb):
                     pickled, _ = payload.dumps(Refusal("RuntimeError", _NO_THREAD), "the answer")
                     self._answer(Parcel(Done(verb.run, pickled)))
+            case Mail():
+                load("rank.relayed").hear(self._context, verb, buffers)
             case Signal():
                 os.kill(os.getpid(), verb.number)
             case Leave():

@@ -81,6 +81,7 @@ class RankContext:
     divert: Callable[[Callable[[Any], Any]], None] = lambda choose: None  # `Pump.divert`
     report: Callable[[Parcel[Any]], None] = lambda parcel: None  # `Pump.send`
     stop: Callable[[int], None] = lambda run: None  # interrupts a run wherever it is
+    post: Callable[[Parcel[Any]], None] = lambda parcel: None  # beside the main thread's
     _handlers: dict[str, Handler] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 

@@ -58,6 +58,7 @@ from ...wire.verbs import Imports, Output, RunCall
 from ...wire.waiting import is_own_peer
 from .peer_calls import PeerCalls
 from .peer_connections import GREET_S, Connection, Future, dial, refuse_silent
+from .relayed import Relays
 from .remote_actors import PeerRun, RankActor
 from .value_transfer import reduce_for_notebook
 
@@ -89,6 +90,7 @@ class Handles:
         self._listener: socket.socket | None = None
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._outgoing: dict[tuple[str, int], Connection] = {}  # by mark and rank
+        self.relays, self.is_listening = Relays(context), False
         self.served = PeerCalls(context)
         self._last_run = -1  # the last run of the notebook, whose output that of calls joins
         self._waiting: PeerRun | None = None  # for which the main thread waits
@@ -183,9 +185,13 @@ class Handles:
         """Send a call, and return its answer to come."""
         future: Future = concurrent.futures.Future()
         connection.pending[run] = future, title
-        connection.send(parcel)
+        try:
+            connection.send(parcel)
+        except BaseException:  # an interrupt, or it is too large
+            connection.pending.pop(run, None)
+            raise
         if not connection.is_open:
-            self._lose(connection)
+            self.lose(connection)
         return future
 
     def in_flight(self, address: Address, rank: int) -> int:
@@ -201,9 +207,10 @@ class Handles:
         with self._lock:
             known = self._outgoing.get(key)
             if known is None or not known.is_open:
-                known = self._outgoing[key] = dialled
-                self._read(known)
-        if known is not dialled:  # another thread has been faster
+                known = self._outgoing[key] = dialled or self.relays.to(*key)
+                if known is dialled:
+                    self._read(known)
+        if dialled is not None and known is not dialled:  # another thread has been faster
             dialled.socket.close()
         return known
 
@@ -248,7 +255,14 @@ class Handles:
 
     def listen(self) -> None:
         """Let other ranks call this one's actors; called on the main thread."""
-        if self._listener is not None or self._ticket.host is not None:
+        if self.is_listening:
+            return
+        self.is_listening = True
+        self._context.tasks.let_wake()
+        self._context.divert(self._divert)
+        with self._lock:
+            epoll = self._start()
+        if self._ticket.host is not None:  # ranks of other hosts call by way of the notebook
             return
         path = socket_of(self.peer.directory, self.peer.rank)
         listener = socket.socket(socket.AF_UNIX)
@@ -259,9 +273,7 @@ class Handles:
         listener.listen(256)
         listener.setblocking(False)
         self._listener = listener
-        self._context.tasks.let_wake()
-        self._context.divert(self._divert)
-        self._start().register(listener, select.EPOLLIN)
+        epoll.register(listener, select.EPOLLIN)
 
     def serve(self, name: str, method: str, operation: str, /, *args: Any, **kwargs: Any) -> Any:
         """Execute the call of another rank that has just begun (an operation of `Actors`)."""
@@ -300,9 +312,16 @@ class Handles:
         """Start the thread that reads, unless it runs."""
         if self._epoll is None:
             self._epoll = select.epoll()
+            self._epoll.register(self.relays.wake, select.EPOLLIN)
             os.register_at_fork(after_in_child=self._close_in_child)
             threading.Thread(target=self._serve, name="cellmesh-handles", daemon=True).start()
         return self._epoll
+
+    def wake(self) -> None:
+        """Have the thread handle what has come by way of the notebook; usable on any thread."""
+        with self._lock:
+            self._start()
+        os.eventfd_write(self.relays.wake, 1)
 
     def _close_in_child(self) -> None:
         sockets = [each.socket for each in self._connections.values()]
@@ -329,6 +348,8 @@ class Handles:
                 for descriptor, event in self._epoll.poll(self.served.look()):
                     if self._listener is not None and descriptor == self._listener.fileno():
                         self._meet(self._listener.accept()[0])
+                    elif descriptor == self.relays.wake:
+                        self.relays.hear(self)
                     elif (connection := self._connections.get(descriptor)) is not None:
                         if event & select.EPOLLOUT:
                             connection.send()
@@ -357,13 +378,13 @@ class Handles:
                 messages = connection.reader.read_from(connection.socket)
             for frames in messages or ():
                 for parcel in _CODEC.decode(frames):
-                    self._take(connection, parcel)
+                    self.take(connection, parcel)
         except BlockingIOError:
             return
         except (OSError, CellmeshError):
             messages = None
         if messages is None:
-            self._lose(connection)
+            self.lose(connection)
 
     def _admit(self, connection: Connection) -> list[list[Frame]] | None:
         """Read the answer to the challenge; return None if it is wrong."""
@@ -376,21 +397,21 @@ class Handles:
             return []
         return None
 
-    def _lose(self, connection: Connection) -> None:
+    def lose(self, connection: Connection, why: str = "") -> None:
         """Drop a connection, and fail the calls that wait for its answers."""
         with self._lock:
             connection.close()
-            if self._connections.pop(connection.socket.fileno(), None) is not None:
+            if self._connections.pop(connection.number, None) is not None:
                 connection.socket.close()
             lost, connection.pending = connection.pending, {}
         for future, title in lost.values():
             with contextlib.suppress(concurrent.futures.InvalidStateError):
-                future.set_exception(
-                    RankDied(connection.rank, f"has ended, or was replaced, before {title} had")
-                )
+                reason = why or f"has ended, or was replaced, before {title} had"
+                future.set_exception(RankDied(connection.rank, reason))
         self.served.cancel(connection)  # nobody would receive the answers
 
-    def _take(self, connection: Connection, parcel: Parcel[Any]) -> None:
+    def take(self, connection: Connection, parcel: Parcel[Any]) -> None:
+        """Handle a message of another rank."""
         verb = parcel.verb
         match verb:
             case Done() | Failed():

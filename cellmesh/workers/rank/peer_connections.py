@@ -1,4 +1,4 @@
-"""Connections between ranks of one host, for calls of each other's actors."""
+"""Connections between ranks, for calls of each other's actors."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ class Connection:
         self._channel, self._lock = QueuedChannel(connection), threading.Lock()
         self._outbox = collections.deque[list[Frame]]()
 
+    @property
+    def number(self) -> int:
+        """Descriptor of its socket."""
+        return self.socket.fileno()
+
     def send(self, *parcels: Parcel[Any]) -> None:
         """Send messages, on any thread, after those that wait; without any, send these.
 
@@ -94,25 +99,23 @@ class Connection:
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
-def dial(address: Address, rank: int) -> Connection:
-    """Connect to a rank, and prove that this process may read its mesh's ticket. Blocks.
+def dial(address: Address, rank: int) -> Connection | None:
+    """Connect to a rank, and prove that this process may read its mesh's ticket; return None if its
+    mesh is not on this host alone. Blocks.
 
     Raises:
-        MeshUsageError: the mesh has ended, or is on another host.
+        MeshUsageError: another user is there.
         RankDied: the rank does not listen.
         HostError: the rank does not answer.
     """
     try:
         ticket = read_ticket(Path(address.directory) / "ticket.json")
-        is_there = mark_of(ticket.key) == address.mark and not ticket.spans_hosts
+        is_whole = ticket.host is None and not ticket.spans_hosts  # else ranks do not listen
+        is_there = is_whole and mark_of(ticket.key) == address.mark
     except CellmeshError:
         is_there = False
     if not is_there:
-        raise refuse(
-            address,
-            "cannot be called from here: its mesh has ended, or is on another host. Between "
-            "hosts, let the notebook call it and pass the values on",
-        )
+        return None
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(GREET_S)

@@ -11,9 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from cellmesh.errors import HostError, RankDied
+from cellmesh.errors import HostError, MeshUsageError, RankDied, RemoteError
+from cellmesh.wire import payload
 from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.handles import (
     CHALLENGE_BYTES,
@@ -24,12 +26,16 @@ from cellmesh.wire.handles import (
     prove,
     socket_of,
 )
+from cellmesh.wire.hosts import HostPart
+from cellmesh.wire.mail import MAX_MAIL_BYTES, Mail
 from cellmesh.wire.messages import Done, Pickled
 from cellmesh.wire.stream import Channel
 from cellmesh.wire.ticket import write_ticket
 from cellmesh.workers.rank import peer_connections
 from cellmesh.workers.rank.features import RankContext
 from cellmesh.workers.rank.handles import Handles
+from cellmesh.workers.rank.interrupts import Interrupts
+from cellmesh.workers.rank.relayed import hear
 from cellmesh.workers.rank.remote_actors import RankActor
 
 from ....support.tickets import make_ticket
@@ -49,6 +55,7 @@ class Rank(RankContext):
     def __init__(self, directory: Path, rank: int, *names: str) -> None:
         nothing: Any = SimpleNamespace(rank=rank, running=-1, tasks={})
         super().__init__(nothing, nothing, nothing, nothing, nothing, f"{directory}/code/current")
+        self.interrupts = Interrupts()
         self.arrived: list[Parcel[Any]] = []
         self.answer: Callable[[Any], Any]
         named = dict.fromkeys(names, object())
@@ -166,3 +173,73 @@ def test_a_forked_process_is_not_the_rank(directory: Path, monkeypatch: pytest.M
     rank, own = Rank(directory, 0), os.getpid()
     monkeypatch.setattr(handles.os, "getpid", lambda: own + 1)
     assert rank.handles.open(address_of(directory, 1)) is None
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> tuple[Rank, Rank]:
+    """A caller, and a rank of a mesh on another host, between which mail is passed on."""
+    made = []
+    for name in ("near", "far"):
+        (directory := tmp_path / name).mkdir(0o700)
+        host = HostPart(0, 2, name, 0, 1, "")
+        ticket = make_ticket(name=name, key=name * 16, directory=str(directory), host=host)
+        write_ticket(ticket)
+        made.append(Rank(directory, 0, *(("counter",) if name == "far" else ())))
+    marks = [mark_of(name * 16) for name in ("near", "far")]
+
+    def carry(to: Rank, mark: str, parcel: Parcel[Any]) -> None:
+        mail = msgspec.structs.replace(parcel.verb, mark=mark)
+        hear(to, mail, parcel.buffers)
+
+    made[0].post = lambda parcel: carry(made[1], marks[0], parcel)
+    made[1].post = lambda parcel: carry(made[0], marks[1], parcel)
+    return made[0], made[1]
+
+
+def far_address(tmp_path: Path, actor: str = "counter") -> Address:
+    return Address(mark_of("far" * 16), "far", str(tmp_path / "far"), actor, "Counter", (0,))
+
+
+def test_a_call_between_hosts_is_answered_or_fails_with_its_rank(
+    apart: tuple[Rank, Rank], tmp_path: Path
+) -> None:
+    near, far = apart
+    actor = RankActor(near.handles, far_address(tmp_path))
+    run, lost = actor.add.submit(1), actor.add.any(2)
+    wait_until(lambda: len(far.arrived) == 2)
+    far.answer([Parcel(Done(far.arrived[0].verb.run, *payload.dumps(5, "five")[:1]))])
+    assert run.result(WAIT_S) == 5
+    hear(near, Mail(mark_of("far" * 16), 0, why_lost="of far killed by SIGKILL"), ())
+    with pytest.raises(RankDied, match="rank 0 of far killed by SIGKILL"):
+        lost.result(WAIT_S)
+    later = actor.add.submit(3)
+    assert not later.done()
+    hear(near, Mail("", -1, why_lost="cannot be called, as no notebook is attached"), ())
+    with pytest.raises(RankDied, match="no notebook is attached"):
+        later.result(WAIT_S)
+
+
+def test_what_is_too_large_for_a_call_between_hosts_is_refused(
+    apart: tuple[Rank, Rank], tmp_path: Path
+) -> None:
+    near, far = apart
+    actor, value = RankActor(near.handles, far_address(tmp_path)), bytearray(MAX_MAIL_BYTES)
+    with pytest.raises(MeshUsageError, match="too much for a call between hosts"):
+        actor.add(value)
+    assert near.handles.in_flight(far_address(tmp_path), 0) == 0
+    run = actor.add.submit(1)
+    wait_until(lambda: far.arrived)
+    far.answer([Parcel(Done(far.arrived[0].verb.run, Pickled(b"", 1)), (value,))])
+    with pytest.raises(RemoteError, match="too much for a call between hosts"):
+        run.result(WAIT_S)
+
+
+def test_a_rank_without_actors_refuses_calls_of_other_hosts(
+    apart: tuple[Rank, Rank], tmp_path: Path
+) -> None:
+    near, far = apart
+    vars(far).pop("handles")  # as if it were new
+    run = RankActor(near.handles, far_address(tmp_path)).add.submit(1)
+    with pytest.raises(RankDied, match="rank 0 was replaced, and has no actors"):
+        run.result(WAIT_S)
+    assert not far.arrived
