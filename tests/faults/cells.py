@@ -65,7 +65,7 @@ def run_cell(
         reported_at, heal_s = time.monotonic(), 0.0
         if outcome == "ended":
             return Result(fault.name, doing.name, outcome, report_s)
-        dead = victim if outcome == "died" else None
+        dead = victim if outcome in ("died", "killed") else None
         if serving is not None:
             serving.check(dead, fault.within_s)
         if outcome in ("died", "killed"):

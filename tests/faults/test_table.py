@@ -47,6 +47,7 @@ CHOSEN = {
 SERVING = {
     "raise": ("all_reduce", "TP forward", "background run"),
     "SIGKILL": ("idle", "DDP backward", "background run"),
+    "interrupt": ("DDP backward",),  # the press is for the cell
 }
 PAIRS, SERVING_PAIRS = (
     in_order((fault_named(name), doing_named(d)) for name, ds in chosen.items() for d in ds)
