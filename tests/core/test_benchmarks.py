@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import subprocess
@@ -11,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import actors, report, scripts
-from benchmarks.contestants import ACTORS, CONTESTANTS
+from benchmarks import actors, report, run, scripts
+from benchmarks.contestants import ACTORS, CONTESTANTS, Contestant
 from benchmarks.drivers.bulk import first_and_warm
 from benchmarks.drivers.protocol import Counts
 from benchmarks.figures import Figures
 from benchmarks.measures import GROUPS
 from benchmarks.processes import cpu_s
+from benchmarks.runner import DriverFailed, Outcome
 from benchmarks.targets import ACTORS_TARGETS, SCRIPTS_TARGETS, TARGETS, Target
 
 MEASURED = {
@@ -157,3 +159,26 @@ def test_times_of_scripts_are_medians_and_unmeasured_ones_a_dash() -> None:
     assert [cell.strip() for cell in line.split("|")[1:-1]] == [
         *("ddp-4", "7.00 s", "2.00 s", "-", "-")
     ]
+
+
+def test_samples_are_added_to_those_in_a_file_also_if_a_later_one_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept, asked = tmp_path / "samples.json", list[str]()
+
+    def run_driver(contestant: Contestant, python: object, quick: bool) -> Outcome:
+        asked.append(contestant.name)
+        if asked[1:] and contestant.name == "cellmesh-copy":
+            raise DriverFailed("cellmesh-copy: exit status 1")
+        return Outcome({"call_s": float(len(asked))}, 0)
+
+    monkeypatch.setattr(run, "run_driver", run_driver)
+    monkeypatch.setattr(run, "_interpreters", lambda *args: ({"": "python"}, []))
+    own = [one for one in ACTORS if one.name in ("cellmesh-actors", "cellmesh-copy")]
+    run.measure_all(own, tmp_path, 1, True, kept)
+    samples, notes = run.measure_all(own, tmp_path, 1, True, kept)
+    assert notes == ["cellmesh-copy: exit status 1"]
+    assert samples == json.loads(kept.read_text())
+    assert {name: len(rounds) for name, rounds in samples.items()} == {
+        "cellmesh-copy": 1, "cellmesh-actors": 2,
+    }  # fmt: skip
