@@ -253,8 +253,8 @@ FEATURES = (
         "workers/zygote.py",
     ),
     Feature(
-        "calls that wait",  # and work that other ranks send
-        222,  # 13 for tasks that wait within no_grad or inference_mode
+        "calls that wait",  # and work that other ranks send, which a failed one may hold back
+        225,  # 13 for tasks that wait within no_grad or inference_mode
         "workers/rank/tasks.py",
     ),
     Feature(

@@ -219,3 +219,21 @@ def test_a_rank_is_shown_with_the_call_that_it_executes() -> None:
     served = PeerWork(PEER_RUNS.start, TITLE, (0,), 12.3)
     state = RankState(1, served.run, 0, 0, "time.sleep(60)", "", "cpu", 0, serves=served)
     assert describe_state(state) == f"running time.sleep(60), in {TITLE} for 12 s"
+
+
+def test_a_rank_that_has_failed_is_resumed_once_others_have_left_the_call() -> None:
+    world = World(2, settle_s=1.0).start()
+    call = call_of(0, 1)
+    for rank in world.ranks.values():
+        rank.serve(call, is_reported=False)
+    world.ranks[1].end_serving(ValueError("no"))
+    for _ in range(20):
+        world.deliver_down() or world.deliver_up()
+        world.tick()
+    assert world.core.mesh.held == {1: call.run}
+    world.ranks[0]._say(call)
+    world.wait(0.5)
+    assert world.core.mesh.held == {1: call.run}
+    world.ranks[0].end_serving(KeyError("no"))
+    world.wait(0.5)
+    assert world.core.mesh.held == {}

@@ -135,6 +135,7 @@ class MeshState(msgspec.Struct):
         asked: ranks that are replaced only because the user's ``heal`` names them.
         news: replaced ranks, with empty namespaces, that no output has mentioned to the user yet
             -> how their predecessors ended.
+        failed_calls: calls of other ranks that have failed on a rank lately (`peer_calls`).
         transitions: latest transitions of the recovery, and of runs that do not simply end.
     """
 
@@ -156,6 +157,9 @@ class MeshState(msgspec.Struct):
     supervised: set[int] = msgspec.field(default_factory=set)
     asked: set[int] = msgspec.field(default_factory=set)
     news: dict[int, str] = msgspec.field(default_factory=dict)
+    failed_calls: collections.deque[int] = msgspec.field(
+        default_factory=lambda: collections.deque(maxlen=NUM_KEPT)
+    )
     transitions: TransitionLog = msgspec.field(
         default_factory=lambda: collections.deque(maxlen=NUM_KEPT)
     )

@@ -7,16 +7,12 @@ report one after another rank has failed in it, or died.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Collection
 
 from ...wire.codec import Parcel
 from ...wire.peer_calls import PEER_RUNS, PeerWork
 from .effects import Deliver, Effect
 from .mesh_state import MeshState, Pending
-
-# Number of failed calls that are remembered until other ranks report them.
-_MAX_FAILED = 64
 
 
 class PeerCalls:
@@ -36,7 +32,6 @@ class PeerCalls:
         on: Callable[..., list[Effect]],
     ) -> None:
         self._mesh, self._add, self._on = mesh, add, on
-        self._failed = collections.deque[int](maxlen=_MAX_FAILED)
 
     def begin(self, call: PeerWork, ranks: Collection[int], now: float) -> list[Effect]:
         """Register a call that ranks report, or report again, as a run of theirs."""
@@ -50,13 +45,13 @@ class PeerCalls:
         if new := tuple(rank for rank in living if rank not in pending.ranks):
             pending.ranks.update(new)
             effects.append(Deliver(run, new, Parcel(call)))
-            if run in self._failed or self._mesh.dead.keys() & set(call.ranks):
+            if run in self._mesh.failed_calls or self._mesh.dead.keys() & set(call.ranks):
                 effects += self._fail(run, pending, now)
         return effects
 
     def fail(self, run: int, now: float) -> list[Effect]:
         """Record that a call has failed on a rank: others that execute it get a time limit."""
-        self._failed.append(run)
+        self._mesh.failed_calls.append(run)
         pending = self._mesh.pending.get(run)
         return [] if pending is None else self._fail(run, pending, now)
 

@@ -383,8 +383,11 @@ class Recovery:
         # A rank may answer between the end of a run, which it has sent, and its next wait for work.
         pending, is_idle = self._mesh.pending, self._mesh.is_idle
         settled = {r for r, s in states.items() if s.run in pending or is_idle(s)}
-        # On a busy machine ranks may be late to answer.
-        if living - settled and now < self._patience_ends:
+        # On a busy machine ranks may be late to answer. Those in a call of another rank that has
+        # failed elsewhere leave it or report it at once, and others must not begin the next.
+        left = {state.run for state in states.values()} - pending.keys()
+        lags = left & {*self._mesh.failed_calls} and now < self._attempt.began_at + PATIENCE_S
+        if lags or (living - settled and now < self._patience_ends):
             return self.on("no answer", now)
         # Without an answer, it is not known whether their connections were cut.
         self._outsiders |= living - states.keys() - self._mesh.busy()

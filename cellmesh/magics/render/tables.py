@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...controller.failure_summary import describe_state
 from ...controller.inspect import Comparison, Spread, compare, describe_odd
 from ...wire.inspect import TensorSummary
+from ...wire.peer_calls import PEER_RUNS
 from ...wire.ranks import count_ranks, describe_groups, format_ranks, group_ranks
 from ...wire.segments import format_bytes
 from ...wire.status import RankInfo, RankState
@@ -333,7 +334,8 @@ def actors_table(
         runs: the mesh's runs in flight.
         states: rank -> its state; ranks that do not answer are missing.
     """
-    titles, rows = {run.number: run.title for run in runs}, []
+    titles = {run.number: run.title for run in runs if run.number not in PEER_RUNS}
+    rows = []
     for name, actor in actors.items():
         num_calls = sum(title.startswith(f"{name}.") for title in titles.values())
         doing = {

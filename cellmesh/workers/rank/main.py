@@ -31,6 +31,7 @@ from ...wire.groups import Heal
 from ...wire.handles import openers
 from ...wire.held_signals import hold_back
 from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
+from ...wire.peer_calls import PEER_RUNS
 from ...wire.stream import Channel
 from ...wire.verbs import Display, DisplayKind
 from ..groups.connections import raise_as_stops
@@ -231,7 +232,7 @@ def _work(
     held: list[Parcel[ToMainThread]] = []
     holds_back = False
     while True:
-        if held and not holds_back:
+        if held and not (holds_back or executor.tasks.awaits_heal):
             inbox.extendleft(reversed(held))
             held.clear()
         tasks, is_empty = executor.tasks, not inbox
@@ -262,8 +263,10 @@ def _work(
                 continue
         parcel = inbox.popleft()
         if isinstance(parcel.verb, Resume):
-            holds_back = False
-        elif holds_back and not isinstance(parcel.verb, Heal):
+            holds_back = tasks.awaits_heal = False
+        elif (
+            holds_back or (tasks.awaits_heal and parcel.verb.run in PEER_RUNS)
+        ) and not isinstance(parcel.verb, Heal):
             if not executor.pass_over(parcel.verb.run, more_follows=bool(inbox)):
                 held.append(parcel)
         else:
@@ -271,6 +274,7 @@ def _work(
                 if isinstance(parcel.verb, Heal):
                     work = functools.partial(executor.execute, parcel, bool(inbox))
                     is_done = hold_back(work, report)
+                    tasks.awaits_heal = not is_done
                 else:
                     is_done = executor.execute(parcel, more_follows=bool(inbox))
             except BaseException as error:

@@ -22,6 +22,8 @@ _STEP = 16
 # How long a call executes at least before it is reported, and how often it is again, for a
 # controller that has attached since.
 _REPORT_S, _AGAIN_S = 0.05, 1.0
+# How long calls wait, after one has failed, for the controller, which may not be attached.
+_HEAL_S = 5.0
 
 
 class PeerCalls:
@@ -36,7 +38,7 @@ class PeerCalls:
         self._calls: dict[int, tuple[Connection, PeerCall]] = {}  # by run
         self._reported: set[int] = set()
         self._executes = (-1, 0.0)  # the run that was seen executing last, and since when
-        self._report_at = 0.0
+        self._report_at = self._go_on_at = 0.0
 
     def add(self, connection: Connection, call: PeerCall) -> int:
         """Record that a call has arrived; return the number of its run, the same on all ranks that
@@ -80,6 +82,8 @@ class PeerCalls:
                 yield Parcel(Done(verb.run, counts=verb.counts))
         elif is_reported or len(call.ranks) > 1 or self._context.groups.ledger.touched:
             lean = {"payload": None, "traceback": "", "whole_traceback": ""}
+            self._context.tasks.awaits_heal = True
+            self._go_on_at = time.monotonic() + _HEAL_S
             yield Parcel(msgspec.structs.replace(verb, **lean))
 
     def serving(self) -> PeerWork | None:
@@ -101,6 +105,8 @@ class PeerCalls:
         if not self._calls:
             return None
         now, run = time.monotonic(), self._interrupts.running
+        if self._context.tasks.awaits_heal and now >= self._go_on_at:
+            self._context.tasks.go_on()
         if run != self._executes[0]:
             self._executes, self._report_at = (run, now), now + _REPORT_S
         elif now >= self._report_at and (work := self.serving()) is not None:

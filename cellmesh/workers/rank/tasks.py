@@ -172,6 +172,8 @@ class Tasks:
     Attributes:
         alive: tasks that have not ended; strong references, of which asyncio keeps none.
         calls: the calls that wait, by run.
+        awaits_heal: whether work of other ranks is held back until the rank is healed or resumed,
+            as such work has failed where other ranks may wait for this one.
     """
 
     interrupts: Interrupts
@@ -179,6 +181,7 @@ class Tasks:
     ledger: Ledger
     alive: set[asyncio.Task[Any]] = field(default_factory=set)
     calls: dict[int, Call] = field(default_factory=dict)
+    awaits_heal: bool = False
     wake: int = -1  # an eventfd that is readable once other ranks have called; -1 before the first
     _arrived: collections.deque[Parcel[Any]] = field(default_factory=collections.deque)
     _order: CollectiveOrder = field(default_factory=CollectiveOrder)
@@ -238,6 +241,11 @@ class Tasks:
     def add(self, parcel: Parcel[Any]) -> None:
         """Add work of another rank; usable on any thread."""
         self._arrived.append(parcel)
+        os.eventfd_write(self.wake, 1)
+
+    def go_on(self) -> None:
+        """Let work of other ranks go on without a heal; usable on any thread."""
+        self.awaits_heal = False
         os.eventfd_write(self.wake, 1)
 
     def take(self) -> Iterator[Parcel[Any]]:

@@ -60,7 +60,9 @@ class Rank(RankContext):
         self.answer: Callable[[Any], Any]
         named = dict.fromkeys(names, object())
         vars(self)["actors"] = SimpleNamespace(get=named.get, name_of=lambda value: "")
-        self.tasks = SimpleNamespace(let_wake=lambda: None, add=self.arrived.append, wake=1)
+        self.tasks = SimpleNamespace(
+            let_wake=lambda: None, add=self.arrived.append, wake=1, awaits_heal=False
+        )
         self.divert = lambda choose: setattr(self, "answer", choose)
         if names:
             self.handles.listen()
