@@ -76,6 +76,7 @@ class Supervisor:
         self._ends = News()  # of the thread
         self._turn = threading.RLock()  # of making actors again, and of a heal by hand
         self._called = ""  # the user's function that runs
+        self._left = "-"  # the one for which heals wait no longer
 
     def watch(self, spawned: Spawned) -> None:
         """Make a new actor again on its ranks that have died or were replaced since it was made."""
@@ -212,17 +213,20 @@ class Supervisor:
         are, or the user interrupts the wait.
         """
         try:
-            while not self._turn.acquire(timeout=LOOK_UP_S):
-                pass  # in steps, as in `News`
+            has_turn = False
+            while not (has_turn or self._called is self._left):  # in steps, as in `News`
+                has_turn = self._turn.acquire(timeout=LOOK_UP_S)
             try:
                 yield
             finally:
-                self._turn.release()
+                if has_turn:
+                    self._turn.release()
             if self._thread is not threading.current_thread():  # a function of the user's heals
-                self._ends.wait_for(lambda: self._thread is None)
+                self._ends.wait_for(lambda: self._thread is None or self._called is self._left)
         except KeyboardInterrupt:
             if self._called:
-                self._show(f"the heal no longer waits for {self._called}, which runs on")
+                self._left = self._called
+                self._show(f"no heal waits any longer for {self._called}, which runs on")
             raise
 
 

@@ -91,7 +91,7 @@ class Attempt(msgspec.Struct):
             steps=describe_steps(self.steps),
             is_apart=self.note_to >= 0 and self.note_to == mesh.apart,
             num_ranks=mesh.num_ranks,
-            is_supervised=mesh.supervised.issuperset(new),
+            is_supervised=bool(new) and mesh.supervised.issuperset(new),
         )
 
 

@@ -338,8 +338,9 @@ def actors_table(
     rows = []
     for name, actor in actors.items():
         num_calls = sum(title.startswith(f"{name}.") for title in titles.values())
+        none = "replaced, and has none" if actor.on_death == "fail" else "is being made again"
         doing = {
-            rank: "replaced, and has none"
+            rank: none
             if rank in actor.lost and rank in states
             else _doing_as(name, titles, states.get(rank))
             for rank in actor.rank_set.ranks

@@ -28,8 +28,12 @@ def test_an_interrupted_heal_names_the_function_for_which_it_waited(
     supervisor._turn = SimpleNamespace(acquire=raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt), supervisor.around_heal():
         pass
-    text = "generators: the heal no longer waits for give, the on_death of model, which runs on"
+    text = "generators: no heal waits any longer for give, the on_death of model, which runs on"
     assert text in capsys.readouterr().err
+    supervisor._thread = threading.Thread()
+    with supervisor.around_heal():
+        supervisor._called = ""  # it has ended, and the thread has
+        supervisor._thread = None
 
 
 def test_a_thread_that_fails_leaves_its_place_to_the_next_one() -> None:

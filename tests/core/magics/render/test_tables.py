@@ -225,10 +225,15 @@ def test_actors_are_shown_with_what_their_ranks_do() -> None:
         for number, title in ((5, "trainer.serve"), (7, "trainer.step"), (9, "f"))
     ]
     actors: dict[str, Any] = {
-        name: SimpleNamespace(kind=dict, rank_set=SimpleNamespace(ranks=ranks), lost={4})
+        name: SimpleNamespace(
+            kind=dict, rank_set=SimpleNamespace(ranks=ranks), lost={4}, on_death="fail"
+        )
         for name, ranks in (("trainer", (0, 1, 2, 3, 4, 5)), ("train", (3,)))
     }
     table = actors_table("the mesh", actors, runs, states)
+    actors["trainer"].on_death = "restart"
+    again = actors_table("the mesh", actors, runs, states)
+    assert "4: is being made again" in again.rows[0][-1]
     assert table.rows == [
         (
             "trainer",
