@@ -85,7 +85,7 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
         caller: the calling rank.
         run: the caller's number of the call.
         title: actor, method and rank that are called.
-        since_s: since when the caller's main thread waits for the answer, by `time.monotonic`.
+        since_s: when the call was made, by `time.monotonic`.
     """
 
     caller: Peer

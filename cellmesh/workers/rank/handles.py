@@ -142,7 +142,8 @@ class Handles:
         """Call a method on the ranks of a handle, without waiting."""
         if os.getpid() != self._pid:
             raise refuse(address)
-        title = f"{address.actor}.{method}"
+        # Not after the sending: the called rank may be faster, and wait for this one since then.
+        title, since_s = f"{address.actor}.{method}", time.monotonic()
         target = ((address.actor, method, operation), args, kwargs)
         if all(map(payload.is_short, (*args, *kwargs.values()))):
             pickled, buffers = Pickled(pickle.dumps(target, 5)), list[Frame]()
@@ -160,7 +161,7 @@ class Handles:
             call = PeerCall(link, _chain.get(), pickled, number, address.ranks)
             sent = self._send(connection, link.run, link.title, Parcel(call, tuple(buffers)))
             calls[rank] = connection, link, sent
-        return PeerRun(self, title, calls)
+        return PeerRun(self, title, calls, since_s)
 
     def check(self, address: Address, rank: int) -> None:
         """Check that a rank has an actor, unless it is known. Blocks.

@@ -55,17 +55,21 @@ class PeerRun(Awaitable[Any]):
         handles: the handles of this rank.
         title: name of the call.
         calls: rank -> its connection, the call and its answer.
+        since_s: a time before it was sent, by `time.monotonic`.
 
     Attributes:
-        since_s: when the present wait for it began.
         is_endless: whether the wait for it has no time-out.
     """
 
     def __init__(
-        self, handles: Handles, title: str, calls: dict[int, tuple[Connection, Link, Future]]
+        self,
+        handles: Handles,
+        title: str,
+        calls: dict[int, tuple[Connection, Link, Future]],
+        since_s: float,
     ) -> None:
         self._handles, self._title, self._calls = handles, title, calls
-        self.since_s, self.is_endless = 0.0, True
+        self.since_s, self.is_endless = since_s, True
 
     def open_calls(self) -> list[tuple[Connection, Link]]:
         """Return the calls that have not ended."""
@@ -92,8 +96,8 @@ class PeerRun(Awaitable[Any]):
             MeshUsageError: ranks wait for each other in a cycle, which this call has closed.
             TimeoutError: there is no answer in time.
         """
-        self.since_s, self.is_endless = time.monotonic(), timeout_s is None
-        until = self.since_s + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
+        self.is_endless = timeout_s is None
+        until = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
         step = _CHASE_S
         with self._handles.wait_for(self):
             for _, link, future in self._calls.values():
@@ -116,7 +120,6 @@ class PeerRun(Awaitable[Any]):
         return self._wait_async().__await__()
 
     async def _wait_async(self) -> Any:
-        self.since_s = time.monotonic()
         try:
             with self._handles.await_in_call(self) as may_close:
                 step = _CHASE_S if may_close else None
