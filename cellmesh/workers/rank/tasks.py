@@ -353,7 +353,8 @@ class Tasks:
     def _let_cancel(self, run: int, task: asyncio.Task[Any], interleaves: bool = False) -> None:
         loop = self._get_loop()
         schedule = loop.call_soon_threadsafe
-        cancel = Cancellable(lambda: (task.cancel(), schedule(int)), schedule, interleaves)
+        # Not now: before its first step, a call would end without an answer.
+        cancel = Cancellable(lambda: schedule(task.cancel), schedule, interleaves)
         self.interrupts.tasks[run] = cancel
 
     def _note_passed(self, error: BaseException, run: int) -> None:

@@ -355,6 +355,20 @@ def test_one_of_two_ranks_refuses_if_collectives_could_differ_in_order(seed: int
     assert first == second or one_refused or other_refused
 
 
+def test_a_call_that_is_cancelled_before_its_first_step_is_answered(rank: Rank) -> None:
+    begun: list[int] = []
+
+    async def wait() -> None:
+        begun.append(1)
+        await asyncio.sleep(1000)
+
+    rank.begin(1, wait())
+    rank.tasks.interrupts.cancel(1, KeyboardInterrupt)
+    rank.end_all()
+    assert rank.ended == {1: "CancelledError"}
+    assert (begun, rank.tasks.calls) == ([1], {})
+
+
 def modes() -> tuple[bool, bool]:
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
