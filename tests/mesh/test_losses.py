@@ -130,10 +130,10 @@ def test_auto_heal_replaces_an_idle_rank_and_the_next_cell_says_so(
             "rank 1 was killed by SIGKILL; it is new and empty "
             "(`%dist_heal --from 0` copies from a rank)"
         )
-        assert recorder.notes[0] == told
+        assert recorder.notes[0].endswith(told)  # after the mesh's name, among several
         assert mesh.heal(source=0).copied_to == (1,)
         mesh.submit_cell(f"{MEET}\nvalue", sink=recorder).result(WAIT_S)
-        assert recorder.notes.count(told) == 1
+        assert sum(note.endswith(told) for note in recorder.notes) == 1
         assert mesh.pull("(value, t.item())").list == [(0, 2.0), (0, 2.0)]
     check_nothing_left(runtime_dir)
 
