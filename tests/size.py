@@ -220,7 +220,7 @@ FEATURES = (
     Feature(
         "calls between hosts",  # by way of the controller
         145,
-        "wire/mail.py controller/mail.py workers/agent/mail.py workers/rank/relayed.py",
+        "wire/routing.py controller/routing.py workers/agent/routing.py workers/rank/relayed.py",
     ),
     Feature(
         "supervision of actors",  # 15 of them to end the wait for a function that hangs

@@ -25,8 +25,8 @@ from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standi
 from .environment import Surroundings
 from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
 from .hosts import ClockReading, FilesAnswer, PlaceFiles, ReadClock
-from .mail import Mail
 from .peer_calls import PeerWork
+from .routing import Routed
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stopping import Pause, StopState
 from .values import Chunk, GatherParts, PullNames, PushNames, PushParts, Unwanted
@@ -232,7 +232,7 @@ Control = (
     | InputReply
     | Leave
     | Signal
-    | Mail
+    | Routed
 )
 
 
@@ -331,7 +331,7 @@ def interrupted_unbegun(run: int) -> Failed:
 FromRank = (
     RankReady | RankUnready | Output | Skipped | Display | Done | Failing | Failed | RankState
     | StopState | StackText | Blueprint | InputRequest | InputCancelled | Logged | Imports
-    | Bar | PeerWork | Mail
+    | Bar | PeerWork | Routed
 )  # fmt: skip
 
 

@@ -20,10 +20,10 @@ from ...wire.attach import Detached, Hello, Refused, Welcome
 from ...wire.bulk import Arrivals, Sender
 from ...wire.codec import Frame, Parcel, at_controller, encode
 from ...wire.host import host_name, own_package, own_python, own_torch, own_version
-from ...wire.mail import Mail
 from ...wire.messages import PROTOCOL, Died, Done, MeshReady, Ranked, Relay
 from ...wire.own_file import Secret, SecretBytes
 from ...wire.reliable import Reliable
+from ...wire.routing import Routed
 from ...wire.segment_pool import SegmentPool
 from ...wire.segments import SegmentFrame
 from ...wire.status import RankState, StackText
@@ -39,7 +39,7 @@ _OPEN_S, _ANSWER_S = 3.0, 10.0
 # Most messages that are read in one turn of the link's loop.
 _MAX_MESSAGES = 1000
 # Messages of ranks' control threads, which do not wait for earlier ones of their main threads.
-_BESIDE = (RankState, StackText, StopState, Mail)
+_BESIDE = (RankState, StackText, StopState, Routed)
 _WHY_INTERRUPTED = (
     "its run was interrupted while the value was on its way: ask for it again (mesh.pull)"
 )

@@ -17,10 +17,10 @@ from ...wire.codec import Parcel
 from ...wire.faults import Faults
 from ...wire.host import format_span
 from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
-from ...wire.mail import Mail
 from ...wire.messages import Died, Done, Failed
 from ...wire.peer_calls import PeerWork
 from ...wire.ranks import describe_ranks
+from ...wire.routing import Routed
 from ...wire.status import RankState
 from ...wire.values import PullNames
 from ...wire.verbs import Imports, InputCancelled, InputRequest, Logged, RunCall, RunCell
@@ -57,7 +57,7 @@ class Owner(Protocol):
     code: CodeSync | None
     metrics: Metrics
     preloading: Preloading
-    mail: Any  # a `controller.mail.Mailroom`
+    router: Any  # a `controller.routing.Router`
     links: dict[str, Any]  # of `links.MeshLink`
     name: str
 
@@ -437,8 +437,8 @@ class Runs:
         elif kind is Logged:
             self._session.metrics.take(number, ranks, parcel)
             return
-        elif kind is Mail:
-            self._session.mail.carry(self._session, ranks[0], parcel)
+        elif kind is Routed:
+            self._session.router.carry(self._session, ranks[0], parcel)
             return
         elif kind is Imports:
             note = self._session.preloading.take(ranks, parcel.verb, self.num_ranks)

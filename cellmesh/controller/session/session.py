@@ -31,12 +31,12 @@ from ..core.mesh_state import HostLost
 from ..core.transitions import describe_transitions
 from ..kernel import AtExit
 from ..live_views import LiveViews
-from ..mail import own_mail
 from ..metrics import Metrics
 from ..news import Reply
 from ..output.cell import Displays
 from ..output.console import ConsoleSink, Sink
 from ..preload import Preloading, describe_left_out
+from ..routing import own_router
 from .hosts.connections import Connections
 from .launch.local import Launcher, describe_full_disk, read_agent_log
 from .life import Life, StartProgress
@@ -94,7 +94,7 @@ class Session:
         supervisor: makes some of them again on new ranks (`controller.supervision.Supervisor`);
             None until there are some.
         links: process groups with ranks of other meshes, by name.
-        mail: passes messages on between its ranks and others.
+        router: passes messages on between its ranks and others.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Session:
         self.actors: dict[str, Any] = {}
         self.links: dict[str, Any] = {}  # of `links.MeshLink`
         self.supervisor: Any = None
-        self.mail = own_mail().admit(self)
+        self.router = own_router().add(self)
         self._sink = sink
         self._hosts = Connections(ticket, steal, lost, self.segments, visits)  # opened by the link
         self._owner_pid = os.getpid()
@@ -353,7 +353,7 @@ class Session:
         self._launcher.note_resized(plan.layout, dims, new)
         self.ticket = self._launcher.ticket
         self._hosts.tell_agents(self.ticket)
-        self.mail.note_resized(self, size)
+        self.router.note_resized(self, size)
         self.num_ranks = self.life.num_ranks = self.runs.num_ranks = size
         self.dims = dict(dims)
 
@@ -512,7 +512,7 @@ class Session:
             link.note(self.name, change)
         if self.supervisor is not None:
             self.supervisor.note(change)
-        self.mail.note(self, change)
+        self.router.note(self, change)
         if change.state == "restarting":
             self.segments.clear()
             self.actors.clear()

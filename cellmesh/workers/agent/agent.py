@@ -52,8 +52,8 @@ from .. import linux_process
 from ..rank.stdout import read_log
 from .controller_port import ControllerPort, Dims
 from .events import Events
-from .mail import close_mail, return_mail
 from .processes import Processes
+from .routing import end_routes, return_unrouted
 from .supervisor import Action, Fork, KillRanks, Supervisor, ToRanks, Up
 from .zygote_client import ZygoteClient
 
@@ -182,7 +182,7 @@ class Agent:
             case Up(parcels):
                 self._controller.send(parcels)
                 if not self._controller.is_attached:
-                    self._act([*return_mail(parcels)])
+                    self._act([*return_unrouted(parcels)])
             case Fork():
                 self._controller.note_new(action.ranks)
                 self._processes.fork(action)
@@ -233,7 +233,7 @@ class Agent:
         """After the controller has left, make ranks fail the calls of other ranks that went by way
         of it, and the runs whose values had not fully arrived from another host.
         """
-        self._act([close_mail([*self._supervisor.pids()])])
+        self._act([end_routes([*self._supervisor.pids()])])
         why = "the notebook left before the value had arrived: send it again"
         self._act(self._processes.relay(self._processes.lending.arrivals.abandon(why)))
         self._processes.lending.pool.clear()

@@ -22,7 +22,6 @@ import msgspec
 from ...wire.attach import RunInfo
 from ...wire.codec import Frame, Parcel
 from ...wire.limits import COUNTED_BYTES, MAX_ANSWER_BYTES
-from ...wire.mail import Mail
 from ...wire.messages import (
     AgentFault,
     Died,
@@ -36,6 +35,7 @@ from ...wire.messages import (
     StoreUp,
 )
 from ...wire.payload import stand_in
+from ...wire.routing import Routed
 from ...wire.segments import SegmentFrame
 from ...wire.verbs import Bar, Display, InputCancelled, InputRequest, Logged, Output, Skipped
 
@@ -316,7 +316,7 @@ def size_of(parcel: Parcel[Any]) -> int:
             traceback = len(verb.traceback) if isinstance(verb, Failed) else 0
             stream = len(verb.payload.stream) if verb.payload is not None else 0
             return _LEAST_BYTES + traceback + stream + sum(map(_num_bytes, parcel.buffers))
-        case Mail():
+        case Routed():
             return _LEAST_BYTES + sum(map(len, parcel.buffers))
         case Logged():
             return _LEAST_BYTES + 16 * len(verb.steps) * len(verb.names)

@@ -25,7 +25,6 @@ from typing import Any, Literal
 import msgspec
 
 from ...wire.codec import Frame, Parcel, encode
-from ...wire.mail import Mail
 from ...wire.messages import (
     Channel,
     Died,
@@ -45,6 +44,7 @@ from ...wire.messages import (
     StoreDied,
     StoreUp,
 )
+from ...wire.routing import Routed
 from ...wire.status import Phase, RankInfo
 from ...wire.verbs import Output, StreamName
 from ..rank.stdout import Gate
@@ -341,7 +341,7 @@ class Supervisor:
             text = f"rank {rank} could not start: {verb.text}"
             is_new = self.state == "starting" or rank in self._respawning
             return self.fail(text) if is_new else []
-        elif kind is Mail:  # without the delay for equal messages
+        elif kind is Routed:  # without the delay for equal messages
             return [Up([Parcel(Ranked((rank,), verb), parcel.buffers)])]
         self._merger.add(rank, parcel, now)
         return []

@@ -17,8 +17,8 @@ from ...wire.codec import Frame, Parcel, at_rank_for_control, encode
 from ...wire.faults import Faults
 from ...wire.groups import Blueprint, Describe
 from ...wire.inspect import Refusal
-from ...wire.mail import Mail
 from ...wire.messages import Done, Interrupt, Leave, Release, Request, Signal
+from ...wire.routing import Routed
 from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stopping import QUIET_MAX_S, Pause, Steps, StopState
 from ...wire.stream import Channel
@@ -170,7 +170,7 @@ class ControlThread:
                 if not start_thread(self._answer_query, verb):
                     pickled, _ = payload.dumps(Refusal("RuntimeError", _NO_THREAD), "the answer")
                     self._answer(Parcel(Done(verb.run, pickled)))
-            case Mail():
+            case Routed():
                 load("rank.relayed").hear(self._context, verb, buffers)
             case Signal():
                 os.kill(os.getpid(), verb.number)

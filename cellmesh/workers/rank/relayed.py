@@ -1,5 +1,5 @@
 """The way from a rank to others to which it has no socket, as these are on different hosts:
-messages travel as `Mail`, by way of the agents and the notebook's process.
+messages travel as `Routed`, by way of the agents and the notebook's process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ...errors import MeshUsageError
 from ...stdlib import os
 from ...wire.codec import Parcel, encode
 from ...wire.handles import PeerCall, at_rank_from_rank
-from ...wire.mail import MAX_MAIL_BYTES, NO_ACTORS, Mail
 from ...wire.messages import Failed
+from ...wire.routing import MAX_ROUTED_BYTES, NO_ACTORS, Routed
 from ...wire.segments import format_bytes
 from .peer_connections import Connection
 
@@ -42,13 +42,13 @@ class Relayed(Connection):
         """Send messages, on any thread; in place of a result that is too large, send an error.
 
         Raises:
-            MeshUsageError: a call's arguments are larger than `MAX_MAIL_BYTES`.
+            MeshUsageError: a call's arguments are larger than `MAX_ROUTED_BYTES`.
         """
         frames = encode(parcels)
-        if (num_bytes := sum(map(len, frames))) > MAX_MAIL_BYTES:
+        if (num_bytes := sum(map(len, frames))) > MAX_ROUTED_BYTES:
             error = MeshUsageError(
                 f"{format_bytes(num_bytes)} are too much for a call between hosts, which may have "
-                f"{format_bytes(MAX_MAIL_BYTES)}: copy weights by mesh.copy, or let the notebook "
+                f"{format_bytes(MAX_ROUTED_BYTES)}: copy weights by mesh.copy, or let the notebook "
                 "call and pass the value on"
             )
             if type(parcels[0].verb) is PeerCall:
@@ -62,9 +62,9 @@ class Relayed(Connection):
         self._post((), NO_ACTORS)
 
     def _post(self, frames: Sequence[Any], why_lost: str = "") -> None:
-        mail = Mail(self._mark, self.rank, len(frames), why_lost)
+        message = Routed(self._mark, self.rank, len(frames), why_lost)
         with self._context.interrupts:
-            self._context.post(Parcel(mail, tuple(frames)))
+            self._context.post(Parcel(message, tuple(frames)))
 
     def close(self) -> None:
         """End the connection."""
@@ -83,7 +83,7 @@ class Relays:
     """
 
     def __init__(self, context: Any) -> None:
-        self.arrived = collections.deque[tuple[Mail, Sequence[Any]]]()
+        self.arrived = collections.deque[tuple[Routed, Sequence[Any]]]()
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context, self._lock = context, threading.Lock()
         self._all: dict[tuple[str, int], Relayed] = {}
@@ -104,13 +104,13 @@ class Relays:
         """
         os.eventfd_read(self.wake)
         while self.arrived:
-            mail, frames = self.arrived.popleft()
-            if mail.why_lost:
+            message, frames = self.arrived.popleft()
+            if message.why_lost:
                 for key, lost in [*self._all.items()]:
-                    if lost.is_open and (key == (mail.mark, mail.rank) or not mail.mark):
-                        handles.lose(lost, mail.why_lost)
+                    if lost.is_open and (key == (message.mark, message.rank) or not message.mark):
+                        handles.lose(lost, message.why_lost)
                 continue
-            connection = self.to(mail.mark, mail.rank)
+            connection = self.to(message.mark, message.rank)
             for parcel in _CODEC.decode(frames):
                 if type(parcel.verb) is PeerCall and not handles.is_listening:
                     connection.refuse()
@@ -118,10 +118,10 @@ class Relays:
                     handles.take(connection, parcel)
 
 
-def hear(context: Any, mail: Mail, frames: Sequence[Any]) -> None:
+def hear(context: Any, message: Routed, frames: Sequence[Any]) -> None:
     """Handle a message of another rank, on the control thread."""
     if "handles" in vars(context):
-        context.handles.relays.arrived.append((mail, frames))
+        context.handles.relays.arrived.append((message, frames))
         context.handles.wake()
-    elif not mail.why_lost:
-        Relayed(context, mail.mark, mail.rank).refuse()
+    elif not message.why_lost:
+        Relayed(context, message.mark, message.rank).refuse()

@@ -27,8 +27,8 @@ from cellmesh.wire.handles import (
     socket_of,
 )
 from cellmesh.wire.hosts import HostPart
-from cellmesh.wire.mail import MAX_MAIL_BYTES, Mail
 from cellmesh.wire.messages import Done, Pickled
+from cellmesh.wire.routing import MAX_ROUTED_BYTES, Routed
 from cellmesh.wire.stream import Channel
 from cellmesh.wire.ticket import write_ticket
 from cellmesh.workers.rank import peer_connections
@@ -179,7 +179,7 @@ def test_a_forked_process_is_not_the_rank(directory: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def apart(tmp_path: Path) -> tuple[Rank, Rank]:
-    """A caller, and a rank of a mesh on another host, between which mail is passed on."""
+    """A caller, and a rank of a mesh on another host, between which messages are passed on."""
     made = []
     for name in ("near", "far"):
         (directory := tmp_path / name).mkdir(0o700)
@@ -190,8 +190,8 @@ def apart(tmp_path: Path) -> tuple[Rank, Rank]:
     marks = [mark_of(name * 16) for name in ("near", "far")]
 
     def carry(to: Rank, mark: str, parcel: Parcel[Any]) -> None:
-        mail = msgspec.structs.replace(parcel.verb, mark=mark)
-        hear(to, mail, parcel.buffers)
+        message = msgspec.structs.replace(parcel.verb, mark=mark)
+        hear(to, message, parcel.buffers)
 
     made[0].post = lambda parcel: carry(made[1], marks[0], parcel)
     made[1].post = lambda parcel: carry(made[0], marks[1], parcel)
@@ -211,12 +211,12 @@ def test_a_call_between_hosts_is_answered_or_fails_with_its_rank(
     wait_until(lambda: len(far.arrived) == 2)
     far.answer([Parcel(Done(far.arrived[0].verb.run, *payload.dumps(5, "five")[:1]))])
     assert run.result(WAIT_S) == 5
-    hear(near, Mail(mark_of("far" * 16), 0, why_lost="of far killed by SIGKILL"), ())
+    hear(near, Routed(mark_of("far" * 16), 0, why_lost="of far killed by SIGKILL"), ())
     with pytest.raises(RankDied, match="rank 0 of far killed by SIGKILL"):
         lost.result(WAIT_S)
     later = actor.add.submit(3)
     assert not later.done()
-    hear(near, Mail("", -1, why_lost="cannot be called, as no notebook is attached"), ())
+    hear(near, Routed("", -1, why_lost="cannot be called, as no notebook is attached"), ())
     with pytest.raises(RankDied, match="no notebook is attached"):
         later.result(WAIT_S)
 
@@ -225,7 +225,7 @@ def test_what_is_too_large_for_a_call_between_hosts_is_refused(
     apart: tuple[Rank, Rank], tmp_path: Path
 ) -> None:
     near, far = apart
-    actor, value = RankActor(near.handles, far_address(tmp_path)), bytearray(MAX_MAIL_BYTES)
+    actor, value = RankActor(near.handles, far_address(tmp_path)), bytearray(MAX_ROUTED_BYTES)
     with pytest.raises(MeshUsageError, match="too much for a call between hosts"):
         actor.add(value)
     assert near.handles.in_flight(far_address(tmp_path), 0) == 0

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.core.core import Change, Deliver, Effect
-from cellmesh.controller.mail import Mailroom
+from cellmesh.controller.routing import Router
 from cellmesh.wire.codec import Parcel, at_rank_for_control, encode
 from cellmesh.wire.handles import mark_of
-from cellmesh.wire.mail import Mail
-from cellmesh.workers.agent.mail import close_mail, return_mail
+from cellmesh.wire.routing import Routed
+from cellmesh.workers.agent.routing import end_routes, return_unrouted
 from cellmesh.workers.agent.supervisor import Fork, Up
 
 from ..support.scripted import Frames, ScriptedRank, World
@@ -22,8 +22,8 @@ from ..support.scripted import Frames, ScriptedRank, World
 Got = tuple[str, int, str | tuple[bytes, ...]]  # sender, and the message or why it is lost
 
 
-class MailRank(ScriptedRank):
-    """A rank that keeps its mail."""
+class RoutedRank(ScriptedRank):
+    """A rank that keeps its messages."""
 
     def __init__(self, rank: int, pid: int, say: Callable[[Frames], None]) -> None:
         super().__init__(rank, pid, say)
@@ -31,32 +31,32 @@ class MailRank(ScriptedRank):
 
     def hear_control(self, frames: Frames) -> None:
         for verb, buffers in at_rank_for_control().decode(frames):
-            if type(verb) is Mail:
+            if type(verb) is Routed:
                 message = tuple(map(bytes, buffers))
                 self.got.append((verb.mark, verb.rank, verb.why_lost or message))
         super().hear_control(frames)
 
 
 class Mesh(World):
-    """A mesh that sends and receives mail.
+    """A mesh that sends and receives messages.
 
     Args:
         name: its name, also its key.
         num_ranks: number of its ranks.
-        room: passes its mail on.
+        router: passes its messages on.
     """
 
-    def __init__(self, name: str, num_ranks: int, room: Mailroom) -> None:
+    def __init__(self, name: str, num_ranks: int, router: Router) -> None:
         super().__init__(num_ranks)
-        self.mark, self._room = mark_of(name), room
-        self.office: Any = SimpleNamespace(
+        self.mark, self._router = mark_of(name), router
+        self.mesh: Any = SimpleNamespace(
             name=name,
             ticket=SimpleNamespace(key=name),
             num_ranks=num_ranks,
             core=self.core,
             runs=SimpleNamespace(post_if_open=self._post),
         )
-        room.admit(self.office)
+        router.add(self.mesh)
 
     def _post(self, command: Any) -> None:
         self.carry_out(command(self.core, self.now))
@@ -64,39 +64,39 @@ class Mesh(World):
 
     def send(self, rank: int, mark: str, to: int, *frames: bytes) -> None:
         """A rank sends a message to another one."""
-        self.hear_rank(rank, encode([Parcel(Mail(mark, to, len(frames)), frames)]))
+        self.hear_rank(rank, encode([Parcel(Routed(mark, to, len(frames)), frames)]))
         self.deliver()
 
     def take(self, rank: int) -> list[Got]:
         """Return what a rank has got since."""
         process = self.ranks[rank]
-        assert isinstance(process, MailRank)
+        assert isinstance(process, RoutedRank)
         got, process.got = process.got, []
         return got
 
     def carry_out(self, effects: Sequence[Effect]) -> None:
         super().carry_out(effects)
         for effect in effects:
-            if isinstance(effect, Deliver) and type(effect.parcel.verb) is Mail:
-                self._room.carry(self.office, effect.ranks[0], effect.parcel)
+            if isinstance(effect, Deliver) and type(effect.parcel.verb) is Routed:
+                self._router.carry(self.mesh, effect.ranks[0], effect.parcel)
             elif isinstance(effect, Change):
-                self._room.note(self.office, effect)
+                self._router.note(self.mesh, effect)
 
     def act(self, actions: Sequence[Any]) -> None:
         super().act(actions)
         for action in actions:
             if isinstance(action, Up) and not self.is_attached:
-                super().act([*return_mail(action.parcels)])
+                super().act([*return_unrouted(action.parcels)])
 
     def _new_rank(self, order: Fork, rank: int, pid: int) -> ScriptedRank:
-        return MailRank(rank, pid, functools.partial(self.hear_rank, rank))
+        return RoutedRank(rank, pid, functools.partial(self.hear_rank, rank))
 
 
 @pytest.fixture
 def meshes() -> tuple[Mesh, Mesh]:
     """Two meshes of one process."""
-    room = Mailroom()
-    return Mesh("left", 2, room).start(), Mesh("right", 1, room).start()
+    router = Router()
+    return Mesh("left", 2, router).start(), Mesh("right", 1, router).start()
 
 
 def test_a_message_arrives_with_its_sender_and_is_not_delayed(meshes: tuple[Mesh, Mesh]) -> None:
@@ -140,7 +140,7 @@ def test_a_message_that_cannot_be_passed_on_comes_back_with_the_reason(
     assert got == (left.mark, 0, "of left cannot be called: the mesh is restarting")
 
 
-def test_the_others_hear_of_a_death_once_and_only_those_that_had_mail(
+def test_the_others_hear_of_a_death_once_and_only_those_with_messages(
     meshes: tuple[Mesh, Mesh],
 ) -> None:
     left, right = meshes
@@ -176,7 +176,7 @@ def test_the_others_hear_of_ranks_that_a_resize_removes(meshes: tuple[Mesh, Mesh
     left, right = meshes
     for rank in (0, 1):
         right.send(0, left.mark, rank, b"call")
-    left._room.note_resized(left.office, 1)
+    left._router.note_resized(left.mesh, 1)
     assert right.take(0) == [(left.mark, 1, "of left was removed by a resize")]
 
 
@@ -186,12 +186,12 @@ def test_without_a_controller_ranks_hear_so_at_once_and_no_message_is_kept(
     left, right = meshes
     left.send(0, right.mark, 0, b"call")
     left.leave()
-    left.act([close_mail((0, 1))])
+    left.act([end_routes((0, 1))])
     for rank in (0, 1):
         ((mark, _, why),) = left.take(rank)
         assert mark == ""
         assert "no notebook is attached" in str(why)
-    left.hear_rank(1, encode([Parcel(Mail(right.mark, 0, 1), (b"call",))]))
+    left.hear_rank(1, encode([Parcel(Routed(right.mark, 0, 1), (b"call",))]))
     ((mark, rank, why),) = left.take(1)
     assert (mark, rank) == (right.mark, 0)
     assert "no notebook is attached" in str(why)
