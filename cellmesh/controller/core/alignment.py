@@ -108,7 +108,7 @@ class Alignment:
         A note follows if some of them are not at the point where the others are.
         """
         ranks = () if self.stopping is None else self.stopping.runs.get(run, ())
-        ranks = tuple(rank for rank in ranks if rank in pending.ranks)
+        ranks = tuple(rank for rank in ranks if rank in pending.ranks - pending.failing)
         effects: list[Effect] = []
         if apart := sorted(set(verdict.apart).intersection(ranks)):
             self._mesh.apart = run

@@ -359,7 +359,7 @@ class Runs:
             return []
         pending.failing |= pending.ranks.intersection(ranks)
         if pending.failing and pending.settle_at is None:
-            self._on("a rank failed", run, pending, now)
+            return self._on("a rank failed", run, pending, now)
         return []
 
     def _give_time(self, run: int, pending: Pending, now: float) -> list[Effect]:

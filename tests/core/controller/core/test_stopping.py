@@ -24,7 +24,7 @@ from cellmesh.controller.core.stopping import (
     describe_steps,
 )
 from cellmesh.wire.groups import GroupCount
-from cellmesh.wire.messages import Interrupt
+from cellmesh.wire.messages import Failing, Interrupt
 from cellmesh.wire.stopping import QUIET_MAX_S, Owed, Pause, StepCount, Steps, StopState, owes
 
 from ....support.core_decisions import failed, hear, of, running_core, told
@@ -280,6 +280,8 @@ def test_a_second_press_or_a_rank_that_fails_ends_the_alignment() -> None:
     effects = hear(stopped_core(), (1,), failed(1), 5.1)
     assert told(effects) == [((0,), Interrupt(1))]
     assert of(Note, effects) == []
+    effects = hear(stopped_core(), (1,), Failing(1), 5.1)  # the failure itself follows
+    assert told(effects) == [((0,), Interrupt(1))]
 
 
 # ---- optimizer steps
