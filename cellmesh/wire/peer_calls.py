@@ -18,9 +18,12 @@ class PeerWork(Verb, frozen=True):
         title: the method and its caller.
         ranks: the ranks that it was sent to.
         age_s: for how long the rank has executed it, in seconds.
+        is_cancelled: whether its caller no longer waits for it: the controller stops it, on all of
+            its ranks before the same operation.
     """
 
     run: int
     title: str
     ranks: tuple[int, ...]
     age_s: float = 0.0
+    is_cancelled: bool = False

@@ -40,6 +40,21 @@ class Generator:
         dist.all_reduce(ones)
         return float(ones)
 
+    def loop(self) -> None:
+        while True:
+            self.step()
+
+    def step(self) -> int:
+        import torch
+        from torch.distributed.fsdp import fully_shard
+
+        if not hasattr(self, "model"):
+            torch.manual_seed(0)
+            self.model, self.num_steps = fully_shard(torch.nn.Linear(4, 4)), 0
+        self.model(torch.ones(2, 4)).sum().backward()
+        self.num_steps += 1
+        return self.num_steps
+
 
 class Trainer:
     """Calls it."""
@@ -115,6 +130,24 @@ def test_a_collective_is_left_with_the_caller_and_by_ranks_whose_peer_fails(
     wait_until(lambda: not titles(left))
     left.run(int)  # waits for the heal
     assert whole.call("reduce") == {0: 2.0, 1: 2.0}
+
+
+def test_ranks_whose_caller_stops_waiting_stand_before_the_same_operation(
+    meshes: tuple[cm.Mesh, cm.Mesh], generator: Any
+) -> None:
+    left, right = meshes
+    trainer = right.spawn(Trainer, generator, name="looping")
+    assert generator.step() == {0: 1, 1: 1}
+    for _ in range(3):
+        run = trainer.call.submit("loop")
+        wait_until(lambda: titles(left) and len(left.runs[0].ranks) == 2)
+        run.cancel()
+        with pytest.raises(RanksInterrupted):
+            run.result(WAIT_S)
+        # Sent behind the call, as the user's next cell: it begins after the models' reset.
+        first, second = (generator.step() for _ in range(2))
+        assert [*second.values()] == [first[0] + 1] * 2
+        assert generator.reduce() == {0: 2.0, 1: 2.0}
 
 
 def test_a_dead_rank_is_replaced_at_the_end_of_a_call_and_a_caller_ends_its_calls(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from cellmesh.controller.core.effects import HealReport
@@ -135,6 +136,22 @@ def test_an_interrupt_reaches_the_call_and_the_runs_that_wait_for_it() -> None:
     assert world.ranks[0].interrupted == {call.run, run.number}
     assert run.done()
     world.ranks[0].end_serving(KeyboardInterrupt())
+    world.wait(0.1)
+    assert world.finished[call.run] == 1
+
+
+def test_ranks_of_a_cancelled_call_are_stopped_together_and_once() -> None:
+    world = World(3).start()
+    call = serving(world, 0, 1)
+    cancelled = msgspec.structs.replace(call, is_cancelled=True)
+    for rank in (0, 1):
+        world.ranks[rank]._say(cancelled)
+        world.wait(0.1)
+    assert [call.run in rank.interrupted for rank in world.ranks.values()] == [True, True, False]
+    world.wait(3.0)
+    assert not any(rank.is_doomed for rank in world.ranks.values())
+    for rank in (0, 1):
+        world.ranks[rank].end_serving(KeyboardInterrupt())
     world.wait(0.1)
     assert world.finished[call.run] == 1
 

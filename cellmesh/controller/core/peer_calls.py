@@ -23,6 +23,7 @@ class PeerCalls:
         add: registers a run.
         on: handler of run events, called with ``a rank failed``, a run's number, the run and the
             time, once ranks have failed in a call that others execute.
+        interrupt: interrupts runs (`Runs.interrupt`).
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class PeerCalls:
         mesh: MeshState,
         add: Callable[[int, Pending], list[Effect]],
         on: Callable[..., list[Effect]],
+        interrupt: Callable[[Collection[int], float], list[Effect]],
     ) -> None:
-        self._mesh, self._add, self._on = mesh, add, on
+        self._mesh, self._add, self._on, self._interrupt = mesh, add, on, interrupt
 
     def begin(self, call: PeerWork, ranks: Collection[int], now: float) -> list[Effect]:
         """Register a call that ranks report, or report again, as a run of theirs."""
@@ -47,6 +49,8 @@ class PeerCalls:
             effects.append(Deliver(run, new, Parcel(call)))
             if run in self._mesh.failed_calls or self._mesh.dead.keys() & set(call.ranks):
                 effects += self._fail(run, pending, now)
+        if call.is_cancelled and pending.interrupted_at is None:
+            effects += self._interrupt([run], now)
         return effects
 
     def fail(self, run: int, now: float) -> list[Effect]:

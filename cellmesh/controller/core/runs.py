@@ -71,7 +71,7 @@ class Runs:
         self._settling: set[int] = set()  # runs with a deadline of their own
         self._sweeps = Sweeps(mesh, questions, settle_s, self._on)
         self.alignment = Alignment(mesh, self._on)
-        self.peer_calls = PeerCalls(mesh, self.add, self._on)
+        self.peer_calls = PeerCalls(mesh, self.add, self._on, self.interrupt)
         recovery.send_deferred = self.send_deferred
 
     def add(self, run: int, pending: Pending) -> list[Effect]:

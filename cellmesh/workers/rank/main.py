@@ -31,7 +31,6 @@ from ...wire.groups import Heal
 from ...wire.handles import openers
 from ...wire.held_signals import hold_back
 from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
-from ...wire.peer_calls import PEER_RUNS
 from ...wire.stream import Channel
 from ...wire.verbs import Display, DisplayKind
 from ..groups.connections import raise_as_stops
@@ -264,9 +263,7 @@ def _work(
         parcel = inbox.popleft()
         if isinstance(parcel.verb, Resume):
             holds_back = tasks.awaits_heal = False
-        elif (
-            holds_back or (tasks.awaits_heal and parcel.verb.run in PEER_RUNS)
-        ) and not isinstance(parcel.verb, Heal):
+        elif (holds_back or tasks.awaits_heal) and not isinstance(parcel.verb, Heal):
             if not executor.pass_over(parcel.verb.run, more_follows=bool(inbox)):
                 held.append(parcel)
         else:

@@ -22,8 +22,9 @@ _STEP = 16
 # How long a call executes at least before it is reported, and how often it is again, for a
 # controller that has attached since.
 _REPORT_S, _AGAIN_S = 0.05, 1.0
-# How long calls wait, after one has failed, for the controller, which may not be attached.
-_HEAL_S = 5.0
+# How long calls wait, after one has failed or was cancelled, for the controller, which may not be
+# attached.
+_ALONE_S = 5.0
 
 
 class PeerCalls:
@@ -37,6 +38,7 @@ class PeerCalls:
         self._context, self._interrupts = context, context.interrupts
         self._calls: dict[int, tuple[Connection, PeerCall]] = {}  # by run
         self._reported: set[int] = set()
+        self._stop_at: dict[int, float] = {}  # of calls that the controller is to stop
         self._executes = (-1, 0.0)  # the run that was seen executing last, and since when
         self._report_at = self._go_on_at = 0.0
 
@@ -58,7 +60,13 @@ class PeerCalls:
         """Interrupt a call that has arrived on a connection, or all of them, wherever they are."""
         for run, (of, call) in [*self._calls.items()]:
             if of is connection and number in (None, call.link.run):
-                self._context.stop(run)
+                work = self.serving()
+                if work is not None and work.run == run and len(call.ranks) > 1:
+                    # Else one rank could stop before a step, and another after it.
+                    self._stop_at[run] = time.monotonic() + _ALONE_S
+                    self._context.report(Parcel(msgspec.structs.replace(work, is_cancelled=True)))
+                else:
+                    self._context.stop(run)
 
     def divert(self, parcel: Parcel[Any]) -> Iterator[Parcel[Any]]:
         """Send the answer to a call, and yield its end for the controller: of a reported one, of
@@ -71,6 +79,7 @@ class PeerCalls:
                 self._reported.add(verb.run)
                 yield parcel
             return
+        self._stop_at.pop(verb.run, None)
         connection, call = self._calls.pop(verb.run, (None, None))
         if connection is None or call is None:
             return
@@ -83,7 +92,7 @@ class PeerCalls:
         elif is_reported or len(call.ranks) > 1 or self._context.groups.ledger.touched:
             lean = {"payload": None, "traceback": "", "whole_traceback": ""}
             self._context.tasks.awaits_heal = True
-            self._go_on_at = time.monotonic() + _HEAL_S
+            self._go_on_at = time.monotonic() + _ALONE_S
             yield Parcel(msgspec.structs.replace(verb, **lean))
 
     def serving(self) -> PeerWork | None:
@@ -107,6 +116,9 @@ class PeerCalls:
         now, run = time.monotonic(), self._interrupts.running
         if self._context.tasks.awaits_heal and now >= self._go_on_at:
             self._context.tasks.go_on()
+        for each in [each for each, at in [*self._stop_at.items()] if now >= at]:
+            self._stop_at.pop(each, None)
+            self._context.stop(each)
         if run != self._executes[0]:
             self._executes, self._report_at = (run, now), now + _REPORT_S
         elif now >= self._report_at and (work := self.serving()) is not None:

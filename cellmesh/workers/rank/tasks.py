@@ -172,8 +172,8 @@ class Tasks:
     Attributes:
         alive: tasks that have not ended; strong references, of which asyncio keeps none.
         calls: the calls that wait, by run.
-        awaits_heal: whether work of other ranks is held back until the rank is healed or resumed,
-            as such work has failed where other ranks may wait for this one.
+        awaits_heal: whether work is held back until the rank is healed or resumed, as that of
+            another rank has failed where others may wait for this one.
     """
 
     interrupts: Interrupts
@@ -244,7 +244,7 @@ class Tasks:
         os.eventfd_write(self.wake, 1)
 
     def go_on(self) -> None:
-        """Let work of other ranks go on without a heal; usable on any thread."""
+        """Let work go on without a heal; usable on any thread."""
         self.awaits_heal = False
         os.eventfd_write(self.wake, 1)
 
