@@ -259,7 +259,7 @@ FEATURES = (
     ),
     Feature(
         "ranks' processes",
-        2200,  # 15 of them to release a rank from a link
+        2215,  # 15 to release a rank from a link, 15 to stop ranks at the end of an import
         "workers/",
     ),
     Feature(

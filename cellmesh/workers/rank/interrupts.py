@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from ...stdlib import os, signal, threading, time
 from ...wire.limits import MAX_RUNS
 from ..linux_process import ignore_from_any_thread
+from ..static_lookup import module_of
 from .stack_inspection import is_of_library
 
 # Maximum number of recorded interrupts of runs that have not arrived; as many may arrive at once.
@@ -36,6 +37,8 @@ _MODES = tuple(
     f"/torch/{each}.py"
     for each in ("autograd/grad_mode", "amp/autocast_mode", "overrides", "utils/_python_dispatch")
 )
+# Modules with the functions that an import passes.
+_OF_IMPORTS = ("importlib", "_frozen_importlib", "cellmesh.")
 _CHANGES_MODE = ("__init__", "__enter__", "__exit__")
 # Like `signal.getsignal`, but without its conversion to enums, which takes five Python calls.
 _getsignal: Callable[[int], object] = importlib.import_module("_signal").getsignal
@@ -241,24 +244,51 @@ class Interrupts:
             return
         if self.is_describing and signum != _OWN_SIGNAL:
             return
-        is_importing = is_in_mode = False
+        is_in_mode, importing = False, None
         while frame is not None:
             code = frame.f_code
             if code is Interrupts.end.__code__:
                 return  # the run is over, and `end` must complete
-            is_importing |= _imports_library(frame)
+            importing = frame if _imports_library(frame) else importing
             is_in_mode |= code.co_name in _CHANGES_MODE and code.co_filename.endswith(_MODES)
             frame = frame.f_back
         if self._shields:
             self._held_back = True
             return
-        if is_in_mode or (is_importing and self._may_import()):
+        if is_in_mode or (importing is not None and self._may_import()):
             self._wanted = -1
+            if importing is not None:
+                self._raise_after(importing, self.running, self._kind)
             self.on_dropped(self.running, self._kind)
             return
         if not self.is_describing:  # a description makes several attempts, each of which may hang
             self._wanted = -1
         raise self._kind
+
+    def _raise_after(
+        self, imported: types.FrameType, run: int, kind: type[KeyboardInterrupt]
+    ) -> None:
+        """Raise an exception in a run as soon as the import of a library has ended: at the same
+        point on all ranks, which later may have made different numbers of steps.
+
+        Args:
+            imported: the outermost frame that executes the top level of a library's module.
+        """
+        frame = imported.f_back
+        while frame is not None and module_of(frame).startswith(_OF_IMPORTS):
+            frame = frame.f_back
+        if frame is None or sys.gettrace() is not None:  # a debugger's
+            return  # the interrupt is repeated in any case
+        caller = frame
+
+        def trace(frame: types.FrameType, event: str, argument: object) -> None:
+            if self.running != run or frame is caller:
+                sys.settrace(None)
+            if self.running == run and frame is caller:
+                raise kind
+
+        caller.f_trace, caller.f_trace_opcodes = trace, True
+        sys.settrace(trace)
 
     def _may_import(self) -> bool:
         """Return whether the import of a library, during which an interrupt arrived, may go on for

@@ -170,14 +170,19 @@ def test_the_import_of_a_library_ends_before_it_is_interrupted(
 
     monkeypatch.setattr(builtins, "import_strike", lambda: ask(interrupts, 5), raising=False)
 
+    after: list[str] = []
+
     def work() -> None:
         importlib.import_module("struck_library")
+        after.append("a step")
         wait_to_be_interrupted()
 
     interrupts.begin(5)
     with pytest.raises(KeyboardInterrupt):
         work()
     interrupts.end()
+    assert after == [], "other ranks could have made another number of steps by then"
+    assert sys.gettrace() is None
     assert hasattr(sys.modules.pop("struck_library", None), "full") is (may_import_s > 0)
     del sys.modules["struck_library.part"]
 
