@@ -228,7 +228,7 @@ def explain_waits(states: Mapping[int, RankState], dead: Iterable[int], num_rank
     verdict = find_verdict(states, (), num_ranks, SWEEP_S, gone)
     if verdict is not None:
         return verdict.text
-    idle = {rank for rank, state in states.items() if state.run < 0}
+    idle = {rank for rank, state in states.items() if state.run < 0 and not state.waiting}
     parts = describe_waits(states, idle, gone, num_ranks)
     if not parts and not any(state.peer for state in states.values()):
         return "no rank waits for another"

@@ -230,7 +230,8 @@ class Mesh(Ranks):
         wait, the ranks for which they wait, and the activity of those. Waits at most a second.
         """
         session = self.rank_set.session
-        return explain_waits(self.states(), session.dead_ranks, len(self))
+        waits = explain_waits(self.states(), session.dead_ranks, len(self))
+        return waits + session.core.mesh.describe_failed({*range(len(self))})
 
     def read_log(self, rank: int, num_bytes: int = LOG_BYTES) -> LogText | None:
         """Read the end of a rank's log, which has all output of the rank.

@@ -191,9 +191,8 @@ class Run(Generic[T]):
 
     def timings(self) -> dict[int, Timing]:
         """Return each rank's timing, for a run with ``timed`` (see `Ranks.submit_cell`)."""
-        times = {
-            rank: getattr(verb, "timing", None) for rank, verb in sorted(self.outcomes().items())
-        }
+        ended = sorted(self.outcomes().items())
+        times = {rank: getattr(verb, "timing", None) for rank, verb in ended}
         return {rank: timing for rank, timing in times.items() if timing is not None}
 
     def on_end(self, callback: Callable[[], None]) -> None:
@@ -218,6 +217,8 @@ class Run(Generic[T]):
         if self._has_ended or timeout_s == 0:
             return self._has_ended
         self._control.check_may_wait()
+        if timeout_s is None:
+            self._control.begin_wait(self.number, self.ranks)
         return self._news.wait_for(self.done, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:

@@ -121,3 +121,37 @@ def test_a_controller_that_attaches_finds_calls_that_wait() -> None:
     work = world.running()
     world.done()
     assert work.done()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_ranks_whose_calls_wait_may_still_join_a_collective(waits: bool) -> None:
+    world = World(2).start()
+    if waits:
+        world.waiting([0])
+    run = world.running([1])
+    world.core.wait_for(run.number)
+    world.ranks[1].collective = "all_reduce"
+    world.wait(10.0)
+    assert bool(world.ranks[1].released) is not waits
+
+
+@pytest.mark.parametrize("is_again", [True, False])
+def test_a_rank_is_released_from_meeting_a_failed_call_whose_name_it_gets(is_again: bool) -> None:
+    world = World(2).start()
+    failing = world.running([0], fills=True)
+    run = world.running([1])
+    world.core.wait_for(run.number)
+    world.ranks[1].collective = "all_reduce"
+    world.ranks[0].fail(ValueError("no"))
+    if is_again:
+        world.wait(0.5)
+        world.running([0], fills=True)
+    world.wait(3.0)
+    if is_again:  # it may still arrive
+        assert not world.ranks[1].released
+        world.done(0, seconds=3.0)
+    world.ranks[1].obey()
+    world.wait(0.5)
+    with pytest.raises(RankFailure) as caught:
+        run.result(0)
+    assert (f"run {failing.number} has failed on rank 0" in str(caught.value)) is not is_again

@@ -172,7 +172,7 @@ class ScriptedRank:
             return msgspec.structs.replace(idle, waiting=calls)
         run, collective = self.queue[0], self.collective
         busy = RankState(request, run, 1, 5, "m.f", collective, "cpu", 0, is_broken=is_broken)
-        return msgspec.structs.replace(busy, waiting=calls)
+        return msgspec.structs.replace(busy, waiting=calls, waited_s=60.0 if collective else 0.0)
 
     def _heal(self) -> None:
         while self._heals and not (self.queue and self.queue[0] in PEER_RUNS):

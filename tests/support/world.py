@@ -22,6 +22,7 @@ from cellmesh.controller.core.core import (
     Deliver,
     Effect,
     Finish,
+    Judge,
     Note,
     Send,
     Watch,
@@ -376,6 +377,8 @@ class BothSides(Generic[RankKind]):
                 case Watch(number, states):
                     assert number in self.in_flight
                     self.runs[number].show_live(states, self.now)
+                case Judge(number, text):
+                    self.runs[number].note_verdict(text)
                 case Note(number, text):
                     self.notes.append(text)
                     self.runs[number].printer.note(text, self.now)

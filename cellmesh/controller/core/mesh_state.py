@@ -135,6 +135,8 @@ class MeshState(msgspec.Struct):
         asked: ranks that are replaced only because the user's ``heal`` names them.
         news: replaced ranks, with empty namespaces, that no output has mentioned to the user yet
             -> how their predecessors ended.
+        failed: rank -> name of the last of its runs that has failed there, if no work that `fills`
+            has succeeded since.
         failed_calls: calls of other ranks that have failed on a rank lately (`peer_calls`).
         transitions: latest transitions of the recovery, and of runs that do not simply end.
     """
@@ -157,6 +159,7 @@ class MeshState(msgspec.Struct):
     supervised: set[int] = msgspec.field(default_factory=set)
     asked: set[int] = msgspec.field(default_factory=set)
     news: dict[int, str] = msgspec.field(default_factory=dict)
+    failed: dict[int, str] = msgspec.field(default_factory=dict)
     failed_calls: collections.deque[int] = msgspec.field(
         default_factory=lambda: collections.deque(maxlen=NUM_KEPT)
     )
@@ -379,9 +382,17 @@ class MeshState(msgspec.Struct):
         self.news |= {one.rank: one.predecessor_ending for one in infos if one.predecessor_ending}
 
     def forget_news(self, ranks: Iterable[int]) -> None:
-        """Drop ranks from `news`: their namespaces were filled, or they have died."""
+        """Drop ranks from `news` and `failed`: work that `fills` has succeeded there, or they have
+        died.
+        """
         for rank in ranks:
             self.news.pop(rank, None)
+            self.failed.pop(rank, None)
+
+    def describe_failed(self, ranks: set[int]) -> str:
+        """Return, for the end of a sentence, the runs of `failed` on these ranks."""
+        runs = group_ranks({r: self.failed[r] for r in sorted(self.failed.keys() & ranks)})
+        return "".join(f" ({run} has failed on {describe_ranks(on)})" for run, on in runs.items())
 
     def tell_news(self, run: int, ranks: Iterable[int]) -> list[Effect]:
         """Return a note that some of these ranks replaced dead ones and are empty, for the

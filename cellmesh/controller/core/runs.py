@@ -320,10 +320,11 @@ class Runs:
             self._sweeps.came.update(ranks)
         effects: list[Effect] = [] if is_own else [Deliver(run, ranks, parcel, has_begun)]
         if type(parcel.verb) is Done:
-            if pending.fills and self._mesh.news:
+            if pending.fills and (self._mesh.news or self._mesh.failed):
                 self._mesh.forget_news(ranks)
         else:
             pending.has_failed = True
+            self._mesh.failed.update(dict.fromkeys(ranks, pending.title))
             pending.was_in_step |= isinstance(parcel.verb, Failed) and parcel.verb.in_step
         if is_own:
             effects += self._recovery.rank_left_heal(run, ranks, parcel.verb)

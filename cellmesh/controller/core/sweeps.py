@@ -125,16 +125,16 @@ class Sweeps:
             return []
         pending.judged_at = now
         own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
-        serve = {r for r, s in states.items() if s.run in PEER_RUNS}  # and may join
+        # Ranks that may join nevertheless.
+        serve = {r for r, s in states.items() if s.run in PEER_RUNS or s.waiting}
         absent = self._mesh.find_absent(pending, with_work) - self.came - serve
         patience_s = max(self._settle_s, SWEEP_S)  # ranks answer at different moments
         verdict = find_verdict(own, absent, self._mesh.num_ranks, patience_s, self._mesh.dead)
-        stuck = pending.ranks.intersection(verdict.stuck) if verdict is not None else set()
-        if verdict is None or not stuck:
+        if verdict is None or not (stuck := pending.ranks.intersection(verdict.stuck)):
             return []
         effects: list[Effect] = []
         if not pending.released:
-            effects.append(Judge(run, verdict.text))
+            effects.append(Judge(run, verdict.text + self._mesh.describe_failed(absent)))
         if stuck - pending.released:
             effects += self._on("stuck", run, pending, now, stuck)
         return effects

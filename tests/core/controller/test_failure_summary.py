@@ -20,7 +20,7 @@ from cellmesh.errors import Released
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.groups import GroupCount, InFlight
 from cellmesh.wire.messages import ENDED_BY_GLOO, Died, Done, Failed
-from cellmesh.wire.status import RankInfo, RankState, StackText
+from cellmesh.wire.status import RankInfo, RankState, StackText, WaitingCall
 
 
 def failed(
@@ -186,11 +186,13 @@ def in_operation(number: int, run: int = 7, name: str = "all_reduce", began: int
 
 WAITS = "ranks 0-1 wait in the 3rd operation on dp (all_reduce), "
 COMPUTES, ENDED = (in_operation(0, run, "", 2) for run in (7, -1))
+SERVES = msgspec.structs.replace(ENDED, waiting=(WaitingCall(3, "serve"),))
 
 
 THIRD: list[tuple[RankState | None, tuple[int, ...], str]] = [
     (COMPUTES, (), f"{WAITS}which rank 2 has not begun; rank 2 is running time.sleep(9) at line 3"),
     (ENDED, (), f"{WAITS}which rank 2 has ended without; rank 2 is idle"),
+    (SERVES, (), f"{WAITS}which rank 2 has not begun; rank 2 is idle"),
     (None, (), f"{WAITS}which rank 2 has not begun; rank 2 does not answer"),
     (
         in_operation(0, 7, "", 3),

@@ -282,6 +282,15 @@ def test_stop_while_iterating_interrupts_the_ranks() -> None:
     assert case.interrupted.is_set()
 
 
+@pytest.mark.parametrize("read", [Run.result, Run.wait, Run.gather], ids=lambda read: read.__name__)
+def test_a_wait_without_a_limit_is_reported_to_the_core(
+    read: Callable[[Run[Any]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(1)
+    monkeypatch.setattr(FakeControl, "begin_wait", lambda *_: case.give(0, 1))
+    assert read(case.run)
+
+
 @pytest.mark.parametrize(
     ("read", "is_raised"),
     [
