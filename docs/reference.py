@@ -28,7 +28,7 @@ PUBLIC = {
     "cellmesh": (),
     "cellmesh.errors": (),
     "cellmesh.controller.ranks": ("Ranks",),
-    "cellmesh.controller.actors": ("Actor", "Method", "Stream", "NoMethodError"),
+    "cellmesh.controller.actors": ("Actor", "Method", "NoMethodError"),
     "cellmesh.controller.core.effects": ("HealReport",),
     "cellmesh.controller.inspect": ("Inspection", "Spread"),
     "cellmesh.controller.metrics": ("Plot",),
@@ -37,6 +37,7 @@ PUBLIC = {
     "cellmesh.controller.trace.operations": ("Lateness",),
     "cellmesh.controller.trace.profile": ("OperatorByRank", "Profile"),
     "cellmesh.wire.inspect": ("TensorSummary",),
+    "cellmesh.wire.value_stream": ("ValueStream",),
 }
 _REFERENCE = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
 _ARGUMENTS = re.compile(r"^Args:\n((?: .*\n|\n)+)", re.MULTILINE)

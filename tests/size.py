@@ -71,7 +71,7 @@ FEATURES = (
     Feature(
         "mesh, ranks and runs",  # with spawn, drop and redefine of actors
         1280,
-        "controller/",
+        "controller/ wire/mesh_dims.py",
     ),
     Feature(
         "decisions (core)",
@@ -204,7 +204,7 @@ FEATURES = (
     Feature(
         "actors",  # 15 of them so that a refused spawn and a death leave no false state
         545,
-        "wire/nests.py controller/actors.py workers/rank/actors.py",
+        "wire/nests.py wire/value_stream.py controller/actors.py workers/rank/actors.py",
     ),
     Feature(
         "handles of actors on ranks",  # with that of the mesh; and calls from rank to rank

@@ -5,7 +5,6 @@ through a handle.
 from __future__ import annotations
 
 import builtins
-import collections
 import contextlib
 import functools
 import inspect
@@ -13,7 +12,7 @@ import itertools
 import keyword
 import pickle
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,19 +21,19 @@ from ..wire.codec import Frame
 from ..wire.handles import Address, find_method, methods_of
 from ..wire.handles import NoMethodError as NoMethodError
 from ..wire.messages import Died, Pickled, Respawned
-from ..wire.nests import check_rows, join_rows
+from ..wire.nests import check_rows, indices_in, join_parts
 from ..wire.payload import is_short
 from ..wire.ranks import describe_ranks
+from ..wire.value_stream import ValueStream
 from ..wire.verbs import RunCall
 from .actor_records import forget, keep, read_all
 from .arguments import is_async
 from .core.effects import Change
 from .failure_summary import refuse_dead
-from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink
 from .output.console import Sink
 from .rank_set import RankSet, dump_call
-from .run import Results, Run
+from .run import Run
 
 _numbers = itertools.count()  # of streams
 
@@ -322,14 +321,13 @@ class Method:
             MeshUsageError: the arguments have no tensors, tensors with different numbers of rows,
                 or fewer rows than there are parts; or the mesh has no such dim.
         """
-        index_of = self._indices(dim)
+        index_of = indices_in(self._rank_set.session.dims, dim, self._rank_set.ranks)
         check_rows((args, kwargs), max(index_of.values()) + 1, f"{self._spawned.name}.{self._name}")
         run = self._start("shard", (index_of,), args, kwargs, self._rank_set.part([*index_of]))
-        givers = {index: rank for rank, index in reversed(index_of.items())}
-        run.combine = lambda values: join_rows([values[givers[each]] for each in sorted(givers)])
+        run.combine = functools.partial(join_parts, index_of)
         return run
 
-    def stream(self, *args: Any, ahead: int = 4, **kwargs: Any) -> Stream:
+    def stream(self, *args: Any, ahead: int = 4, **kwargs: Any) -> ValueStream:
         """Iterate over the values that the method yields, in a ``for`` or ``async for`` loop.
 
         Args:
@@ -343,9 +341,20 @@ class Method:
         Raises:
             MeshUsageError: `ahead` is less than 1.
         """
-        if ahead < 1:
-            raise MeshUsageError(f"ahead={ahead}: a stream is at least 1 value ahead")
-        return Stream(self, next(_numbers), ahead, args, kwargs)
+        number, session = next(_numbers), self._rank_set.session
+        sink = current_sink(session.displays)
+
+        def start(operation: str, args: Any = (), kwargs: Any = None) -> Run[Any]:
+            return self._start(operation, (number,), args, kwargs, sink=sink)
+
+        def end(*_: Any) -> Sequence[Any]:
+            target = self._name, number
+            with contextlib.suppress(CellmeshError):
+                self._spawned.end("end_stream", target, self._rank_set, self._interleaves)
+            return ()
+
+        # On the link's thread, as this one may be anywhere if it collects garbage.
+        return ValueStream(start, lambda: session.runs.post_if_open(end), ahead, args, kwargs)
 
     def _start(
         self, operation: str, target: tuple[Any, ...], args: Any = (), kwargs: Any = None,
@@ -363,101 +372,11 @@ class Method:
             sink=sink,
         )
 
-    def _indices(self, dim: str) -> dict[int, int]:
-        """Return the index of the part of each rank (`sharded`)."""
-        ranks = self._rank_set.ranks
-        if not dim:
-            return {rank: index for index, rank in enumerate(ranks)}
-        dims = self._rank_set.session.dims
-        parts = [
-            own
-            for index in range(dims.get(dim, 1))
-            if (own := {*ranks_at(dims, {dim: index})} & {*ranks})
-        ]
-        index_of = {rank: index for index, own in enumerate(parts) for rank in own}
-        return dict(sorted(index_of.items()))
-
     def __repr__(self) -> str:
         signature = "(...)"
         with contextlib.suppress(ValueError):  # some of Python's own methods have none
             signature = str(self.__signature__)
         return f"<method {self._spawned.name}.{self._name}{signature}>"
-
-
-class Stream(Iterator[Any], AsyncIterator[Any]):
-    """The values that a method yields on an actor's ranks; made by `Method.stream`."""
-
-    def __init__(self, method: Method, number: int, ahead: int, args: Any, kwargs: Any) -> None:
-        self._method, self._number = method, number
-        self._runs = collections.deque[Run[Any]]()  # each makes a value
-        self._is_open = True
-        self._sink = current_sink(method._rank_set.session.displays)
-        self._opening: Run[Any] | None = self._start("begin_stream", args, kwargs)
-        while len(self._runs) < ahead:
-            self._runs.append(self._start("advance"))
-
-    def _start(self, operation: str, args: Any = (), kwargs: Any = None) -> Run[Any]:
-        return self._method._start(operation, (self._number,), args, kwargs, sink=self._sink)
-
-    def __next__(self) -> Any:
-        if not self._runs:
-            raise StopIteration
-        try:
-            if self._opening is not None:
-                self._opening.result()
-            values = self._take(self._runs[0].result())
-        except BaseException:
-            self.close()
-            raise
-        if not values:
-            raise StopIteration
-        return values[0]
-
-    async def __anext__(self) -> Any:
-        if not self._runs:
-            raise StopAsyncIteration
-        try:
-            if self._opening is not None:
-                await self._opening
-            values = self._take(await self._runs[0])
-        except BaseException:
-            self.close()
-            raise
-        if not values:
-            raise StopAsyncIteration
-        return values[0]
-
-    def _take(self, found: Any) -> tuple[Any, ...]:
-        """Return the next value in a tuple, and request one more; () at the end."""
-        self._opening = None
-        self._runs.popleft()
-        if isinstance(found, Results):
-            values = Results({rank: value[0] for rank, value in found.items() if value})
-            found = (values,) if values else ()
-        if found:
-            self._runs.append(self._start("advance"))
-        else:
-            self._runs.clear()
-            self._is_open = False
-        return found  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        """End the stream, and close its generator on the ranks; return without waiting."""
-        self._runs.clear()
-        is_open, self._is_open = self._is_open, False
-        if is_open:  # on the link's thread, as this one may be anywhere if it collects garbage
-            self._method._rank_set.session.runs.post_if_open(self._end)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_opening"):
-            self.close()
-
-    def _end(self, _: Any, __: float) -> Sequence[Any]:
-        method = self._method
-        with contextlib.suppress(CellmeshError):
-            target = method._name, self._number
-            method._spawned.end("end_stream", target, method._rank_set, method._interleaves)
-        return ()
 
 
 # ---------------------------------------------------------------- making and ending

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from ..errors import CellmeshError, RanksInterrupted
+from ..wire.mesh_dims import parse_coordinate
 from ..wire.messages import Died, Failed
 from ..wire.ranks import describe_ranks, group_ranks, parse_ranks
 from ..wire.status import RankInfo, RankState
@@ -23,7 +24,6 @@ from .arguments import CellSyntaxError, check_expression
 from .core.effects import describe_healing
 from .core.runs import STOP_S
 from .mesh import Mesh
-from .mesh_dims import parse_coordinate
 from .output.console import COLOUR, Sink, in_terminal
 from .output.fold import Block, Gap, Item, Line, Live, Rich
 from .output.mime_bundle import label

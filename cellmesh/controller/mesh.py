@@ -13,11 +13,11 @@ import msgspec
 
 from ..errors import HostError, MeshUsageError, UnpicklableError
 from ..wire.groups import SetMesh
+from ..wire.mesh_dims import check_mesh, parse_mesh
 from ..wire.messages import LogText
 from ..wire.status import HostReport, RankInfo
 from .core.effects import HealReport
 from .failure_summary import explain_waits
-from .mesh_dims import check_mesh, parse_mesh
 from .rank_set import RankSet
 from .ranks import Ranks
 from .run import Run

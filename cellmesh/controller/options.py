@@ -12,10 +12,10 @@ from typing import Any, Literal, Unpack, cast, get_args, get_origin, get_type_hi
 from ..errors import HostError, MeshUsageError, did_you_mean
 from ..wire.environment import SET_BY_MESH, VISIBLE
 from ..wire.hosts import Host
+from ..wire.mesh_dims import DEFAULT_DIM, check_mesh, parse_mesh
 from ..wire.options import Duration, MeshOptions, StartOptions, Switch
 from ..wire.own_file import Secret
 from .host_list import choose_hosts
-from .mesh_dims import DEFAULT_DIM, check_mesh, parse_mesh
 
 MAX_RANKS = 1024
 _MAX_SPAN_S = 365 * 86400.0

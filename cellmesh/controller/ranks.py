@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError, UnpicklableError
+from ..wire.mesh_dims import ranks_at
 from ..wire.status import RankState
 from ..wire.values import PullNames
 from ..wire.verbs import PostMortem, RunCall, RunCell
 from .arguments import check_expression, is_async, read_argv, read_cell
-from .mesh_dims import ranks_at
 from .output.calling_cell import current_sink
 from .output.console import SilentSink, Sink
 from .rank_set import RankSet, dump_call, pack_call

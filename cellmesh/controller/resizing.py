@@ -15,11 +15,11 @@ import msgspec
 
 from ..errors import CellmeshError, MeshUsageError, NoMeshError
 from ..wire.hosts import Host
+from ..wire.mesh_dims import check_mesh, parse_mesh
 from ..wire.ranks import describe_ranks
 from .code_files.sync import FILES_S, CodeSync
 from .core.core import Answer, Core, Effect, HealReport
 from .host_list import parse_hosts
-from .mesh_dims import check_mesh, parse_mesh
 from .news import Reply
 from .options import check_num_ranks
 from .session.hosts.connections import Connections

@@ -13,7 +13,6 @@ from IPython.display import display
 
 from ..controller.core.effects import describe_healing
 from ..controller.mesh import Mesh
-from ..controller.mesh_dims import parse_coordinate, parse_mesh
 from ..controller.meshes import Meshes, own_meshes
 from ..controller.news import Reply
 from ..controller.output.calling_cell import current_sink, is_executed
@@ -34,6 +33,7 @@ from ..controller.session.start import start
 from ..controller.status import show_log
 from ..controller.trace.profile import Profiling
 from ..errors import CellmeshError, MeshUsageError, NoMeshError, did_you_mean
+from ..wire.mesh_dims import parse_coordinate, parse_mesh
 from ..wire.ranks import describe_ranks, parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
 from .completion import show_help

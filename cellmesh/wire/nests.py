@@ -7,10 +7,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import MeshUsageError
+from .mesh_dims import ranks_at
 from .values import part_along
 
 
@@ -71,6 +72,24 @@ def split_rows(value: Any, index: int, num_parts: int) -> Any:
     return map_rows(value, part)
 
 
+def indices_in(dims: Mapping[str, int], dim: str, ranks: Sequence[int]) -> dict[int, int]:
+    """Return the index of each rank's part, if ranks with the same index in a dim have the same.
+
+    Args:
+        dims: mesh dims, name -> size.
+        dim: one of them; "" for a part for each rank.
+        ranks: some of the mesh's ranks, which have all of the parts.
+
+    Raises:
+        MeshUsageError: the mesh has no such dim.
+    """
+    if not dim:
+        return {rank: index for index, rank in enumerate(ranks)}
+    parts = [{*ranks_at(dims, {dim: index})} & {*ranks} for index in range(dims.get(dim, 1))]
+    index_of = {rank: at for at, part in enumerate(filter(None, parts)) for rank in part}
+    return dict(sorted(index_of.items()))
+
+
 def check_rows(value: Any, num_parts: int, name: str) -> None:
     """Raise an error unless the tensors and arrays in a nest have the same number of rows, which
     suffices for this many parts.
@@ -129,3 +148,9 @@ def join_rows(parts: Sequence[Any]) -> Any:
     if not found and not isinstance(first, dict):
         return [*parts]
     return _rebuild(first, {key: join_rows([each[key] for each in nests]) for key in nests[0]})
+
+
+def join_parts(index_of: dict[int, int], results: Mapping[int, Any]) -> Any:
+    """Join the results of ranks as `join_rows`, of one rank for each index of a part."""
+    givers = {index: rank for rank, index in reversed(index_of.items())}
+    return join_rows([results[givers[each]] for each in sorted(givers)])

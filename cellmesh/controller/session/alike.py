@@ -9,11 +9,11 @@ from typing import Any
 
 from ...errors import MeshUsageError
 from ...wire.environment import VISIBLE
+from ...wire.mesh_dims import DEFAULT_DIM
 from ...wire.ranks import describe_ranks, in_words
 from ...wire.ticket import Ticket
 from ..kernel import own_notebook
 from ..mesh import Mesh
-from ..mesh_dims import DEFAULT_DIM
 from ..options import Options
 from .launch.local import ranks_environment
 from .living import FoundMesh, advise_left, describe, end_left, left_meshes

@@ -12,10 +12,10 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from ...controller.arguments import CellSyntaxError, read_argv
 from ...controller.mesh import Mesh
-from ...controller.mesh_dims import parse_mesh
 from ...controller.meshes import own_meshes
 from ...controller.run import Run
 from ...errors import MeshUsageError, did_you_mean
+from ...wire.mesh_dims import parse_mesh
 from ...wire.ranks import parse_ranks
 from ..auto import read_cell
 from ..options import unquote

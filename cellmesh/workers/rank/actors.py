@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MeshUsageError
+from ...errors import MeshUsageError, RankDied
 from ...wire.nests import split_rows
 from .imports import load
 from .value_transfer import bind_again, find_missing_names
@@ -27,9 +27,10 @@ class _Stream:
     before it is closed.
     """
 
-    values: Any
+    values: Any = None
     turn: asyncio.Lock | None = None
     tasks: set[Any] = field(default_factory=set)
+    has_ended: bool = False
 
 
 class Actors:
@@ -41,6 +42,9 @@ class Actors:
     Args:
         namespace: namespace of the rank, in which each actor is a variable of its name.
         rank: the rank.
+
+    Attributes:
+        streams: generators that are open, by the readers' numbers.
     """
 
     def __init__(self, namespace: dict[str, Any], rank: int) -> None:
@@ -51,7 +55,7 @@ class Actors:
         self.serve: Callable[..., Any]  # operation of another rank's call (`Handles.serve`)
         self._missing: dict[str, list[tuple[dict[str, Any], dict[str, str]]]] = {}
         self._states: dict[str, States] = {}
-        self._streams: dict[int, _Stream] = {}
+        self.streams: dict[int, _Stream] = {}
 
     def find(self, operation: str, target: tuple[Any, ...]) -> tuple[str, Callable[..., Any]]:
         """Return the name of a call for users, and the function that it calls.
@@ -157,47 +161,51 @@ class Actors:
         Raises:
             MeshUsageError: the method returns neither a generator nor an iterator.
         """
+        stream = self.streams[number] = _Stream(has_ended=True)
         values = self._method(name, method)(*args, **kwargs)
         if isinstance(values, AsyncIterator):
             import asyncio
 
-            self._streams[number] = _Stream(values, asyncio.Lock())
-        elif isinstance(values, Iterator):
-            self._streams[number] = _Stream(values)
-        else:
+            stream.turn = asyncio.Lock()
+        elif not isinstance(values, Iterator):
             raise MeshUsageError(
                 f"{name}.{method} returns a {type(values).__name__} and yields no values: call "
                 f"{name}.{method}(...)"
             )
+        stream.values, stream.has_ended = values, False
 
-    def advance(self, _: str, __: str, number: int, /) -> Any:
-        """Return the next value of a stream in a tuple; () if it has ended."""
-        if number not in self._streams:
-            return ()
-        stream = self._streams[number]
+    def advance(self, name: str, method: str, number: int, /) -> Any:
+        """Return the next value of a stream in a tuple; () if it has ended, as values are requested
+        ahead.
+
+        Raises:
+            RankDied: it has begun on the rank that this one has replaced.
+        """
+        if (stream := self.streams.get(number)) is None:
+            raise RankDied(self._rank, f"was replaced, and no longer streams {name}.{method}")
         if stream.turn is not None:
-            return self._advance_async(number, stream, stream.turn)
+            return self._advance_async(stream, stream.turn)
         try:
-            return (next(stream.values),)
+            return () if stream.has_ended else (next(stream.values),)
         except BaseException as error:
-            del self._streams[number]
+            stream.has_ended = True
             if isinstance(error, StopIteration):
                 return ()
             raise
 
-    async def _advance_async(self, number: int, stream: _Stream, turn: asyncio.Lock) -> Any:
+    async def _advance_async(self, stream: _Stream, turn: asyncio.Lock) -> Any:
         import asyncio
 
         stream.tasks.add(task := asyncio.current_task())
         try:
-            async with turn:  # values are requested ahead
-                return (await anext(stream.values),) if number in self._streams else ()
+            async with turn:
+                return () if stream.has_ended else (await anext(stream.values),)
         except asyncio.CancelledError:
-            if number in self._streams:
+            if not stream.has_ended:
                 raise  # by the user, who then ends the stream
             return ()
         except BaseException as error:
-            self._streams.pop(number, None)
+            stream.has_ended = True
             if isinstance(error, StopAsyncIteration):
                 return ()
             raise
@@ -206,7 +214,8 @@ class Actors:
 
     def end_stream(self, _: str, __: str, number: int, /) -> Any:
         """End a stream, and close its generator, also as it waits."""
-        stream = self._streams.pop(number, _Stream(None))
+        stream = self.streams.pop(number, _Stream())
+        stream.has_ended = True
         for task in stream.tasks:
             task.cancel()
         if stream.turn is not None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.mesh_dims import check_mesh, parse_coordinate, parse_mesh, ranks_at
 from cellmesh.errors import MeshUsageError
+from cellmesh.wire.mesh_dims import check_mesh, parse_coordinate, parse_mesh, ranks_at
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
 
