@@ -223,8 +223,8 @@ FEATURES = (
         "wire/routing.py controller/routing.py workers/agent/routing.py workers/rank/relayed.py",
     ),
     Feature(
-        "supervision of actors",  # 15 of them to end the wait for a function that hangs
-        275,
+        "supervision of actors",  # 32 of them for functions of the user that hang
+        292,
         "controller/supervision.py controller/actor_records.py workers/rank/actor_states.py",
     ),
     Feature(

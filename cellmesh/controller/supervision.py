@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CellmeshError, MeshUsageError, RankFailure
@@ -16,7 +17,7 @@ from ..wire.ranks import describe_ranks, with_verb
 from .actor_records import keep
 from .core.effects import Change
 from .failure_summary import describe_end, is_released
-from .news import LOOK_UP_S, News
+from .news import News
 from .output.calling_cell import current_sink
 from .output.console import Unremarked
 
@@ -61,7 +62,8 @@ def check_on_death(on_death: Any, kind: type) -> None:
 
 class Supervisor:
     """Has dead ranks of a mesh replaced if actors with ``on_death="restart"`` or a function are on
-    them, and makes these actors again, on a thread that lives as long as it has to do.
+    them, and makes these actors again, on a thread that lives as long as it has to do. The user's
+    functions have threads of their own, so that none holds up another restart.
 
     Args:
         session: session of the mesh.
@@ -74,9 +76,9 @@ class Supervisor:
         self._lock = threading.Lock()  # of these two and the thread
         self._thread: threading.Thread | None = None
         self._ends = News()  # of the thread
-        self._turn = threading.RLock()  # of making actors again, and of a heal by hand
-        self._called = ""  # the user's function that runs
-        self._left = "-"  # the one for which heals wait no longer
+        self._turn = threading.Lock()  # of making actors again, and of a heal by hand
+        self._called: dict[threading.Thread, str] = {}  # the user's functions that run
+        self._left: set[threading.Thread] = set()  # those for which heals wait no longer
 
     def watch(self, spawned: Spawned) -> None:
         """Make a new actor again on its ranks that have died or were replaced since it was made."""
@@ -162,37 +164,58 @@ class Supervisor:
             self._ends.report()
 
     def _restart(self, spawned: Spawned, ranks: tuple[int, ...]) -> None:
-        """Make an actor again on new ranks, and call the user's function if there is one."""
+        """Make an actor again on new ranks, and have the user's function called if there is one."""
         deaths = {rank: self._deaths.get(rank) for rank in spawned.rank_set.ranks}
         spawned.restarted_at.append(time.monotonic())
-        spawned.restarter = threading.get_ident()
-        part, problem, is_restored = spawned.rank_set.part(ranks), "", False
-        place = f"{spawned.name} on {describe_ranks(ranks)}"
+        sink, is_restored = Unremarked(current_sink(self._session.displays)), False
         try:
-            sink = Unremarked(current_sink(self._session.displays))
-            run = spawned.make(part, is_again=True, sink=sink)
+            run = spawned.make(spawned.rank_set.part(ranks), is_again=True, sink=sink)
             is_restored, problem = _wait(run)
-            if callable(spawned.on_death) and not problem:
-                function = getattr(spawned.on_death, "__qualname__", "a function")
-                self._called = f"{function}, the on_death of {spawned.name}"
-                called = spawned.on_death(spawned.handle(), ranks)
-                if inspect.iscoroutine(called):
-                    asyncio.run(called)
-        except BaseException as error:  # of the user's function
+        except BaseException as error:
+            problem = f"{type(error).__name__}: {error}"
+        end = functools.partial(self._end, spawned, ranks, deaths, is_restored)
+        if problem or not callable(spawned.on_death):
+            end(problem)
+            return
+        thread = threading.Thread(target=self._follow, args=(spawned, ranks, end), daemon=True)
+        name = getattr(spawned.on_death, "__qualname__", "a function")
+        self._called[thread] = f"{name}, the on_death of {spawned.name}"
+        thread.start()
+
+    def _follow(self, spawned: Spawned, ranks: tuple[int, ...], end: Callable[[str], None]) -> None:
+        """Call the user's function on this thread, which may last as long as it likes."""
+        problem, spawned.restarter = "", threading.get_ident()
+        try:
+            called = spawned.on_death(spawned.handle(), ranks)
+            if inspect.iscoroutine(called):
+                asyncio.run(called)
+        except BaseException as error:
             rest = error.__traceback__ and error.__traceback__.tb_next
             problem = "".join(traceback.format_exception(error.with_traceback(rest)))
             problem = f"the function that follows a death has raised:\n{problem}"
+        try:
+            end(problem)
         finally:
-            spawned.restarter, self._called = 0, ""
+            if spawned.restarter == threading.get_ident():
+                spawned.restarter = 0
+            del self._called[threading.current_thread()]
+            self._ends.report()
+
+    def _end(
+        self, spawned: Spawned, ranks: tuple[int, ...], deaths: dict[int, tuple[float, str] | None],
+        is_restored: bool, problem: str,
+    ) -> None:  # fmt: skip
+        """Show that an actor was made again, or why it is lost (`problem`)."""
         has_ended = self._session.core.state != "ready" or spawned.why_ended
         if has_ended or any(self._deaths.get(rank) is not deaths[rank] for rank in deaths):
             return  # ranks that have died by now are replaced, and the actor is made again
         if problem:
             spawned.on_death = "fail"
             with contextlib.suppress(CellmeshError):
-                spawned.start("drop", ("drop",), part)
+                spawned.start("drop", ("drop",), spawned.rank_set.part(ranks))
             self._show(
-                f"{place} is lost, and mesh.spawn makes it again on all its ranks: {problem}"
+                f"{spawned.name} on {describe_ranks(ranks)} is lost, and mesh.spawn makes it again "
+                f"on all its ranks: {problem}"
             )
         else:
             spawned.lost.difference_update(ranks)
@@ -212,22 +235,25 @@ class Supervisor:
         """Heal by hand while no actor is made again, and then wait until those on the new ranks
         are, or the user interrupts the wait.
         """
+        if threading.current_thread() in self._called:  # a function of the user's heals
+            yield
+            return
         try:
-            has_turn = False
-            while not (has_turn or self._called is self._left):  # in steps, as in `News`
-                has_turn = self._turn.acquire(timeout=LOOK_UP_S)
+            self._ends.wait_for(lambda: self._is_calm() and self._turn.acquire(blocking=False))
             try:
                 yield
             finally:
-                if has_turn:
-                    self._turn.release()
-            if self._thread is not threading.current_thread():  # a function of the user's heals
-                self._ends.wait_for(lambda: self._thread is None or self._called is self._left)
+                self._turn.release()
+            self._ends.wait_for(lambda: self._thread is None and self._is_calm())
         except KeyboardInterrupt:
-            if self._called:
-                self._left = self._called
-                self._show(f"no heal waits any longer for {self._called}, which runs on")
+            if left := [name for thread, name in self._called.items() if thread not in self._left]:
+                self._left.update(self._called)
+                self._show(f"no heal waits any longer for {' and '.join(left)}, which runs on")
             raise
+
+    def _is_calm(self) -> bool:
+        """Return whether no function runs for which heals wait."""
+        return self._called.keys() <= self._left
 
 
 def _wait(run: Run[Any]) -> tuple[bool, str]:

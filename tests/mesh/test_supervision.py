@@ -189,7 +189,7 @@ def test_an_actor_is_made_again_and_given_weights(
     calls = []
 
     def copy(actor: Any, ranks: tuple[int, ...]) -> None:
-        called = trio.rank_set.session.supervisor._called
+        (called,) = trio.rank_set.session.supervisor._called.values()
         calls.append((repr(actor), ranks, actor[1].add(0), called.rpartition(".")[2]))
         trio[0].copy("model.weight", to=trio[[*ranks]], into="model.weight").result(WAIT_S)
 
