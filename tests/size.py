@@ -208,7 +208,7 @@ FEATURES = (
     ),
     Feature(
         "handles of actors on ranks",  # with that of the mesh; and calls from rank to rank
-        635,
+        680,  # 45 so that the main thread reads other ranks' sockets: a call takes half as long
         "wire/handles.py workers/rank/handles.py workers/rank/peer_connections.py "
         "workers/rank/remote_actors.py",
     ),
@@ -254,7 +254,7 @@ FEATURES = (
     ),
     Feature(
         "calls that wait",  # and work that other ranks send, which a failed one may hold back
-        225,  # 13 for tasks that wait within no_grad or inference_mode
+        240,  # 13 for tasks that wait within no_grad or inference_mode; 15 to read other ranks
         "workers/rank/tasks.py",
     ),
     Feature(

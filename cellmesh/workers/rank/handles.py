@@ -1,10 +1,11 @@
 """Handles of actors on a rank: the object itself where the rank has it, else an object that calls
 the actor's ranks over sockets.
 
-A thread, started with the first actor or call, reads all of these sockets. Calls that arrive are
-executed on the main thread, between its other work, in the order of arrival; answers complete
-futures, for which the main thread waits (or awaits them, in an asyncio task). So the thread answers
-even while the main thread waits: it finds cycles of ranks that wait for each other.
+The main thread reads all of these sockets while it waits, for work or for an answer: a call then
+wakes one thread on each side. While it computes, another thread reads, started with the first actor
+or call. Calls that arrive are executed on the main thread, between its other work, in the order of
+arrival; answers complete futures. So a rank reads even while user code waits: it finds cycles of
+ranks that wait for each other.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ from .remote_actors import PeerRun, RankActor
 from .value_transfer import reduce_for_notebook
 
 _CODEC = at_rank_from_rank()
+# How long the other thread leaves the sockets to the main thread after this has waited.
+_LEAVE_S = 0.002
+# How long a thread that has just heard of another rank looks out for more without sleeping: to wake
+# a thread takes longer than a short call.
+_SPIN_S = 1.5e-4
 # The calls for which the current one is made.
 _chain: contextvars.ContextVar[tuple[Link, ...]] = contextvars.ContextVar(
     "cellmesh_chain", default=()
@@ -86,7 +92,10 @@ class Handles:
         # As numbers of runs on other ranks are made of them, those of each rank begin elsewhere.
         self._numbers = itertools.count(int.from_bytes(os.urandom(4)))
         self._lock = threading.Lock()  # of what other threads than the reading one change
-        self._epoll: select.epoll | None = None
+        self._epoll: select.epoll | None = None  # of all sockets
+        self._gate: select.epoll | None = None  # of `_epoll` while the other thread is to read it
+        self._reading, self._polled_at = threading.RLock(), 0.0
+        self._readable, self._heard_at = select.poll(), 0.0
         self._listener: socket.socket | None = None
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._outgoing: dict[tuple[str, int], Connection] = {}  # by mark and rank
@@ -241,6 +250,18 @@ class Handles:
         finally:
             self._waiting = before
 
+    def await_answer(self, future: Future, limit_s: float) -> None:
+        """Wait for an answer, at most for so many seconds."""
+        if threading.current_thread() is not threading.main_thread():
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                future.exception(limit_s)
+            return
+        until = time.monotonic() + limit_s
+        while not future.done() and (left_s := until - time.monotonic()) > 0:
+            if self.poll(self._readable, 1e3 * left_s):
+                with self._context.interrupts:
+                    self.hear()
+
     def describe_wait(self) -> str:
         """Return the calls for which the main thread waits; "" if it waits for none."""
         run = self._waiting
@@ -259,10 +280,10 @@ class Handles:
         if self.is_listening:
             return
         self.is_listening = True
-        self._context.tasks.let_wake()
         self._context.divert(self._divert)
         with self._lock:
             epoll = self._start()
+        self._context.tasks.let_wake(self)
         if self._ticket.host is not None:  # ranks of other hosts call by way of the notebook
             return
         path = socket_of(self.peer.directory, self.peer.rank)
@@ -282,14 +303,17 @@ class Handles:
             raise MeshUsageError(f"ranks do not {operation} actors of others")
         call = self.served.find(self._context.interrupts.running)
         chain = (*call.chain, call.link)
-        if (found := self._actors.get(name)) is not None:
-            find_method(type(found), name, method)
+        found = self._actors.get(name)
+        is_plain = not method.startswith("_") and callable(getattr(type(found), method, None))
+        if found is not None and not is_plain:
+            find_method(type(found), name, method)  # raises
         token = _chain.set(chain)
         try:
             value = self._actors.find(operation, (name, method))[1](*args, **kwargs)
         finally:
             _chain.reset(token)
-        return _await_in(chain, value) if inspect.isawaitable(value) else value
+        is_awaited = value is not None and inspect.isawaitable(value)
+        return _await_in(chain, value) if is_awaited else value
 
     def _divert(self, parcels: Sequence[Parcel[Any]]) -> list[Parcel[Any]]:
         """Send the answers to calls of other ranks; return the messages for the notebook, with the
@@ -314,6 +338,10 @@ class Handles:
         if self._epoll is None:
             self._epoll = select.epoll()
             self._epoll.register(self.relays.wake, select.EPOLLIN)
+            self._readable.register(self, select.POLLIN)
+            self._gate = select.epoll()
+            for descriptor in (self._epoll.fileno(), self.served.wake):
+                self._gate.register(descriptor, select.EPOLLIN)
             os.register_at_fork(after_in_child=self._close_in_child)
             threading.Thread(target=self._serve, name="cellmesh-handles", daemon=True).start()
         return self._epoll
@@ -343,21 +371,55 @@ class Handles:
         epoll.register(descriptor, select.EPOLLIN)
 
     def _serve(self) -> None:
-        assert self._epoll is not None
+        assert self._gate is not None
         while True:
             try:
-                for descriptor, event in self._epoll.poll(self.served.look()):
-                    if self._listener is not None and descriptor == self._listener.fileno():
-                        self._meet(self._listener.accept()[0])
-                    elif descriptor == self.relays.wake:
-                        self.relays.hear(self)
-                    elif (connection := self._connections.get(descriptor)) is not None:
-                        if event & select.EPOLLOUT:
-                            connection.send()
-                        if event != select.EPOLLOUT:
-                            self._hear(connection)
+                for descriptor, _ in self._gate.poll(self.served.look()):
+                    if descriptor == self.served.wake:
+                        os.eventfd_read(descriptor)
+                    elif (left_s := self._polled_at + _LEAVE_S - time.monotonic()) > 0:
+                        time.sleep(left_s)  # the main thread is about to wait again, and to read
+                    else:
+                        self.hear()
             except BaseException:  # as user code can raise in any thread, or use up descriptors
                 time.sleep(0.01)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once there is something to `hear`."""
+        assert self._epoll is not None
+        return self._epoll.fileno()
+
+    def poll(self, poll: select.poll, timeout_ms: float | None) -> list[tuple[int, int]]:
+        """Wait on the main thread for descriptors, of which this one may be one, while the other
+        thread does not read.
+        """
+        assert self._gate is not None
+        modify, descriptor, readable = self._gate.modify, self.fileno(), select.EPOLLIN
+        try:
+            modify(descriptor, 0)
+            until = self._heard_at + _SPIN_S
+            while not (ready := poll.poll(0)) and time.monotonic() < until:
+                os.sched_yield()
+            return ready or poll.poll(timeout_ms)
+        finally:  # without a call of Python's, at which an interrupt could strike
+            modify(descriptor, readable)
+            self._polled_at = time.monotonic()
+
+    def hear(self) -> None:
+        """Handle everything that has arrived."""
+        assert self._epoll is not None
+        with self._reading:
+            self._heard_at = time.monotonic()
+            for descriptor, event in self._epoll.poll(0):
+                if (connection := self._connections.get(descriptor)) is not None:
+                    if event & select.EPOLLOUT:
+                        connection.send()
+                    if event != select.EPOLLOUT:
+                        self._hear(connection)
+                elif descriptor == self.relays.wake:
+                    self.relays.hear(self)
+                elif self._listener is not None and descriptor == self._listener.fileno():
+                    self._meet(self._listener.accept()[0])
 
     def _meet(self, accepted: socket.socket) -> None:
         """Send a challenge to a process that has connected."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...stdlib import time
+from ...stdlib import os, time
 from ...wire.codec import Parcel
 from ...wire.handles import PeerCall
 from ...wire.messages import Done
@@ -22,6 +22,8 @@ _STEP = 16
 # How long a call executes at least before it is reported, and how often it is again, for a
 # controller that has attached since.
 _REPORT_S, _AGAIN_S = 0.05, 1.0
+# How long to look out for calls after the last one.
+_LINGER_S = 1.0
 # How long calls wait, after one has failed or was cancelled, for the controller, which may not be
 # attached.
 _ALONE_S = 5.0
@@ -40,7 +42,10 @@ class PeerCalls:
         self._reported: set[int] = set()
         self._stop_at: dict[int, float] = {}  # of calls that the controller is to stop
         self._executes = (-1, 0.0)  # the run that was seen executing last, and since when
-        self._report_at = self._go_on_at = 0.0
+        self._report_at = self._go_on_at = self._seen_at = 0.0
+        # Readable once the thread that looks (`look`) has to begin again.
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_watched = False
 
     def add(self, connection: Connection, call: PeerCall) -> int:
         """Record that a call has arrived; return the number of its run, the same on all ranks that
@@ -50,6 +55,8 @@ class PeerCalls:
         while run in self._calls:
             run += _STEP
         self._calls[run] = connection, call
+        if not self._is_watched:
+            os.eventfd_write(self.wake, 1)
         return run
 
     def find(self, run: int) -> PeerCall:
@@ -111,9 +118,12 @@ class PeerCalls:
         """Report a call that executes for long, and return when to look again, in seconds; None if
         there are no calls. The path of a call is not here, so short ones cost nothing.
         """
-        if not self._calls:
-            return None
         now, run = time.monotonic(), self._interrupts.running
+        if self._calls:
+            self._seen_at = now
+        self._is_watched = now < self._seen_at + _LINGER_S
+        if not (self._is_watched or self._calls):
+            return None
         if self._context.tasks.awaits_heal and now >= self._go_on_at:
             self._context.tasks.go_on()
         for each in [each for each, at in [*self._stop_at.items()] if now >= at]:

@@ -5,7 +5,6 @@ call in flight.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import re
 import sys
@@ -42,6 +41,8 @@ class Handles(Protocol):
     def check(self, address: Address, rank: int) -> None: ...
 
     def wait_for(self, run: PeerRun) -> AbstractContextManager[None]: ...
+
+    def await_answer(self, future: Future, limit_s: float) -> None: ...
 
     def await_in_call(self, run: PeerRun) -> AbstractContextManager[bool]: ...
 
@@ -106,8 +107,7 @@ class PeerRun(Awaitable[Any]):
                     if left <= 0:
                         raise TimeoutError(f"{link.title} has not ended after {timeout_s} s")
                     try:
-                        with contextlib.suppress(concurrent.futures.TimeoutError):
-                            future.exception(min(step, left))  # with fewer locks than `wait`
+                        self._handles.await_answer(future, min(step, left))
                     except BaseException:  # the interrupt of this rank
                         self.cancel()
                         raise

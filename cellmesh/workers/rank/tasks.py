@@ -18,12 +18,12 @@ import select
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ...errors import MeshUsageError
-from ...stdlib import os
+from ...stdlib import os, threading
 from ...wire.codec import Parcel
 from ...wire.status import WaitingCall
 from ..groups.ledger import Ledger
@@ -165,6 +165,16 @@ class CollectiveOrder:
         self._last = run, self.num_begun
 
 
+class Peers(Protocol):
+    """The sockets of other ranks, which the main thread reads while it waits (`Handles`)."""
+
+    def fileno(self) -> int: ...
+
+    def poll(self, poll: select.poll, timeout_ms: float | None) -> list[tuple[int, int]]: ...
+
+    def hear(self) -> None: ...
+
+
 @dataclass(eq=False)
 class Tasks:
     """The asyncio tasks of a rank, and the calls that wait beside its other work.
@@ -183,6 +193,7 @@ class Tasks:
     calls: dict[int, Call] = field(default_factory=dict)
     awaits_heal: bool = False
     wake: int = -1  # an eventfd that is readable once other ranks have called; -1 before the first
+    _peers: Peers | None = None
     _arrived: collections.deque[Parcel[Any]] = field(default_factory=collections.deque)
     _order: CollectiveOrder = field(default_factory=CollectiveOrder)
     _loop: Any = None
@@ -234,14 +245,16 @@ class Tasks:
 
     # ---- the loop
 
-    def let_wake(self) -> None:
+    def let_wake(self, peers: Peers) -> None:
         """Let work of other ranks arrive (`add`)."""
         self.wake, self._poll = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), None
+        self._peers = peers
 
     def add(self, parcel: Parcel[Any]) -> None:
         """Add work of another rank; usable on any thread."""
         self._arrived.append(parcel)
-        os.eventfd_write(self.wake, 1)
+        if threading.current_thread() is not threading.main_thread():
+            os.eventfd_write(self.wake, 1)
 
     def go_on(self) -> None:
         """Let work go on without a heal; usable on any thread."""
@@ -255,17 +268,20 @@ class Tasks:
 
     def wait(self, channel: Channel) -> bool:
         """Wait for work while no task lives; return whether the channel has a message."""
-        if channel.has_message:
-            return True
+        assert self._peers is not None
         if self._poll_idle is None:
             self._poll_idle = select.poll()
-            for descriptor in (channel.fileno(), self.wake):
+            for descriptor in (channel.fileno(), self.wake, self._peers.fileno()):
                 self._poll_idle.register(descriptor, select.POLLIN)
-        ready = self._poll_idle.poll()
-        if len(ready) == 1 and ready[0][0] != self.wake:
-            return True
-        os.eventfd_read(self.wake)
-        return len(ready) > 1
+        while not (channel.has_message or self._arrived):
+            ready = dict(self._peers.poll(self._poll_idle, None))
+            if self.wake in ready:
+                os.eventfd_read(self.wake)
+            if self._peers.fileno() in ready:
+                self._peers.hear()
+            if not ready.keys().isdisjoint((channel.fileno(), self.wake)):
+                return channel.fileno() in ready
+        return channel.has_message
 
     def turn(self, channel: Channel, is_short: bool) -> bool:
         """Let tasks execute until work arrives; if there is work, those that can go on now.
@@ -282,19 +298,26 @@ class Tasks:
         loop = self._get_loop()
         if self._poll is None:
             self._poll = select.poll()
-            for descriptor in (channel.fileno(), loop._selector.fileno(), self.wake):
-                if descriptor >= 0:
-                    self._poll.register(descriptor, select.POLLIN)
-        is_short, self.tracker.main_run = is_short or channel.has_message, IN_LOOP
+            peers = () if self._peers is None else (self.wake, self._peers.fileno())
+            for descriptor in (channel.fileno(), loop._selector.fileno(), *peers):
+                self._poll.register(descriptor, select.POLLIN)
+        is_short = is_short or channel.has_message or bool(self._arrived)
+        self.tracker.main_run = IN_LOOP
         try:
             while True:
                 due_ms = self._due_ms()
-                ready = dict(self._poll.poll(0 if is_short else due_ms))
+                if is_short or due_ms == 0 or self._peers is None:
+                    ready = dict(self._poll.poll(0 if is_short else due_ms))
+                else:
+                    ready = dict(self._peers.poll(self._poll, due_ms))
                 if due_ms == 0 or loop._selector.fileno() in ready:
                     loop.stop()  # after one pass
                     self._execute(loop.run_forever, -1)
                 if self.wake in ready:
                     os.eventfd_read(self.wake)
+                if self._peers is not None and self._peers.fileno() in ready:
+                    self._peers.hear()
+                is_short = is_short or bool(self._arrived)
                 if is_short or not ready.keys().isdisjoint((channel.fileno(), self.wake)):
                     return channel.has_message or channel.fileno() in ready
         finally:

@@ -61,7 +61,7 @@ class Rank(RankContext):
         named = dict.fromkeys(names, object())
         vars(self)["actors"] = SimpleNamespace(get=named.get, name_of=lambda value: "")
         self.tasks = SimpleNamespace(
-            let_wake=lambda: None, add=self.arrived.append, wake=1, awaits_heal=False
+            let_wake=lambda peers: None, add=self.arrived.append, wake=1, awaits_heal=False
         )
         self.divert = lambda choose: setattr(self, "answer", choose)
         if names:
