@@ -208,7 +208,7 @@ FEATURES = (
     ),
     Feature(
         "handles of actors on ranks",  # with that of the mesh; and calls from rank to rank
-        680,  # 45 so that the main thread reads other ranks' sockets: a call takes half as long
+        692,  # 45 so that the main thread reads other ranks' sockets: a call takes half as long
         "wire/handles.py workers/rank/handles.py workers/rank/peer_connections.py "
         "workers/rank/remote_actors.py",
     ),

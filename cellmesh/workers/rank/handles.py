@@ -10,6 +10,7 @@ ranks that wait for each other.
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
@@ -73,6 +74,9 @@ _SPIN_S = 1.5e-4
 _chain: contextvars.ContextVar[tuple[Link, ...]] = contextvars.ContextVar(
     "cellmesh_chain", default=()
 )
+
+# The task that executes the current call of another rank, if it is asynchronous.
+_own_task: contextvars.ContextVar[Any] = contextvars.ContextVar("cellmesh_own_task", default=None)
 
 
 class Handles:
@@ -228,13 +232,11 @@ class Handles:
 
     @contextlib.contextmanager
     def await_in_call(self, run: PeerRun) -> Iterator[bool]:
-        """Record that the current task awaits a call; give whether the task executes another rank's
-        call, so that it may close a cycle.
+        """Let the current task await a call; give whether the task executes another rank's call,
+        so that it may close a cycle (`chase_awaited`).
         """
-        if chain := _chain.get():
-            self._awaited[run] = chain[-1]
         try:
-            yield bool(chain)
+            yield bool(_chain.get())
         finally:
             self._awaited.pop(run, None)
 
@@ -266,6 +268,12 @@ class Handles:
         """Return the calls for which the main thread waits; "" if it waits for none."""
         run = self._waiting
         return "" if run is None else ", ".join(link.title for _, link in run.open_calls())
+
+    def chase_awaited(self, run: PeerRun) -> None:
+        """Look for a cycle with a call that the current task has awaited for some time."""
+        if _is_endless():
+            self._awaited[run] = _chain.get()[-1]
+            self.chase(run)
 
     def chase(self, run: PeerRun, links: tuple[Link, ...] = ()) -> None:
         """Look for a cycle: ask the ranks for whose answers a call waits for whom they wait."""
@@ -527,4 +535,18 @@ class Handles:
 
 async def _await_in(chain: tuple[Link, ...], value: Awaitable[Any]) -> Any:
     _chain.set(chain)
+    _own_task.set(asyncio.current_task())
     return await value
+
+
+def _is_endless() -> bool:
+    """Return whether the call that executes waits as long as the current task: this is its own
+    task, or one that it gathers, and it has no time-out. Other tasks of user code may be waited for
+    with one, or by nobody.
+    """
+    if (own := _own_task.get()) is None:
+        return False
+    timers = (getattr(each._callback, "__self__", None) for each in own.get_loop()._scheduled)
+    if any(of is own or getattr(of, "_task", None) is own for of in timers):  # `asyncio.timeout`
+        return False
+    return asyncio.current_task() in (own, *getattr(own._fut_waiter, "_children", ()))

@@ -48,6 +48,8 @@ class Handles(Protocol):
 
     def chase(self, run: PeerRun) -> None: ...
 
+    def chase_awaited(self, run: PeerRun) -> None: ...
+
 
 class PeerRun(Awaitable[Any]):
     """A call of other ranks, in flight or ended: await it, or call `result`.
@@ -126,7 +128,7 @@ class PeerRun(Awaitable[Any]):
                 for _, _, future in self._calls.values():
                     wrapped = asyncio.wrap_future(future)
                     while not (await asyncio.wait((wrapped,), timeout=step))[0]:
-                        self._handles.chase(self)
+                        self._handles.chase_awaited(self)
                         step = 1.0  # without one, it is done
         except asyncio.CancelledError:
             self.cancel()

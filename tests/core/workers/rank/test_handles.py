@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -33,10 +34,10 @@ from cellmesh.wire.stream import Channel
 from cellmesh.wire.ticket import write_ticket
 from cellmesh.workers.rank import peer_connections
 from cellmesh.workers.rank.features import RankContext
-from cellmesh.workers.rank.handles import Handles
+from cellmesh.workers.rank.handles import Handles, _await_in
 from cellmesh.workers.rank.interrupts import Interrupts
 from cellmesh.workers.rank.relayed import hear
-from cellmesh.workers.rank.remote_actors import RankActor
+from cellmesh.workers.rank.remote_actors import PeerRun, RankActor
 
 from ....support.tickets import make_ticket
 
@@ -245,3 +246,52 @@ def test_a_rank_without_actors_refuses_calls_of_other_hosts(
     with pytest.raises(RankDied, match="rank 0 was replaced, and has no actors"):
         run.result(WAIT_S)
     assert not far.arrived
+
+
+async def wait_in_task(awaited: Callable[[], Any]) -> None:
+    task = asyncio.ensure_future(awaited())
+    await asyncio.wait((task,), timeout=0.01)
+    await task
+
+
+async def wait_in_time(awaited: Callable[[], Any]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        await awaited()
+
+
+async def wait_before(awaited: Callable[[], Any]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.sleep(0)
+    await awaited()
+
+
+@pytest.mark.parametrize(
+    ("wait", "is_endless"),
+    [
+        (lambda awaited: awaited(), True),
+        (lambda awaited: asyncio.gather(awaited(), asyncio.sleep(0)), True),
+        (wait_before, True),
+        (lambda awaited: asyncio.wait_for(awaited(), WAIT_S), False),
+        (wait_in_time, False),
+        (wait_in_task, False),
+    ],
+    ids=["await", "gather", "after a time-out", "wait_for", "timeout", "task"],
+)
+def test_only_an_await_without_a_time_out_can_close_a_cycle(
+    caller: Handles, wait: Callable[[Any], Any], is_endless: bool
+) -> None:
+    link, seen = Link(caller.peer, 1, "counter.add on left 0"), list[Any]()
+    run: Any = PeerRun(caller, "add", {}, 0.0)
+
+    async def awaited() -> None:
+        with caller.await_in_call(run) as may_close:
+            await asyncio.sleep(0.02)
+            caller.chase_awaited(run)
+            seen.append((may_close, {**caller._awaited}))
+
+    async def call() -> None:
+        await wait(awaited)
+
+    asyncio.run(_await_in((link,), call()))
+    assert seen == [(True, {run: link} if is_endless else {})]
+    assert not caller._awaited
