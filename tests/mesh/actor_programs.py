@@ -142,7 +142,7 @@ class Program:
     trace: list[str] = field(default_factory=list)
     acting: dict[tuple[int, str], Acting] = field(default_factory=dict)
     calls: list[Called] = field(default_factory=list)
-    streams: list[tuple[int, Any, list[Any], list[Any]]] = field(default_factory=list)
+    streams: list[tuple[int, Any, list[Any], list[Any], Any]] = field(default_factory=list)
     num_calls: int = 0
 
     def __post_init__(self) -> None:
@@ -280,24 +280,26 @@ class Program:
             ahead = self.random.randrange(1, 6)
             values: list[Any] = [100 * number + index for index in range(num)]
             if self.random.random() < 0.3:
-                stream = handle.ticks.stream(number, num, ahead=ahead)
+                method = handle.ticks
+                stream = method.stream(number, num, ahead=ahead)
                 values.append("waits")
             else:
                 fails_at = self.random.randrange(6) if self.random.random() < 0.3 else -1
-                stream = handle.values.stream(number, num, fails_at=fails_at, ahead=ahead)
+                method = handle.values
+                stream = method.stream(number, num, fails_at=fails_at, ahead=ahead)
                 fails = 0 <= fails_at < num
                 values = [*values[:fails_at], RankFailure] if fails else [*values, None]
-            self.streams.append((number, stream, values, ranks))
+            self.streams.append((number, stream, values, ranks, method))
 
     def read_stream(self) -> None:
         """Read from a stream, and sometimes leave it."""
         if not self.streams:
             return
         at = self.random.randrange(len(self.streams))
-        _, stream, values, ranks = self.streams[at]
+        _, stream, values, ranks, method = self.streams[at]
         for _ in range(self.random.randrange(1, 4)):
             wanted = values[0]
-            if stream._method._spawned.why_ended:
+            if method._spawned.why_ended:
                 del self.streams[at]
                 if isinstance(wanted, int):
                     self.raises(MeshUsageError, lambda: next(stream))
