@@ -130,7 +130,7 @@ FEATURES = (
     ),
     Feature(
         "resize",
-        143,
+        147,  # 4 of them to name the calls of other ranks that it would end
         "controller/resizing.py",
     ),
     Feature(

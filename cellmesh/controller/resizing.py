@@ -16,7 +16,9 @@ import msgspec
 from ..errors import CellmeshError, MeshUsageError, NoMeshError
 from ..wire.hosts import Host
 from ..wire.mesh_dims import check_mesh, parse_mesh
+from ..wire.peer_calls import PEER_RUNS
 from ..wire.ranks import describe_ranks
+from ..wire.status import RankState
 from .code_files.sync import FILES_S, CodeSync
 from .core.core import Answer, Core, Effect, HealReport
 from .host_list import parse_hosts
@@ -171,6 +173,7 @@ def resize(
     hosts: Connections,
     note: Callable[[Resizing, Sequence[Host]], None],
     code: CodeSync | None,
+    states: Callable[[Sequence[int]], Mapping[int, RankState]],
 ) -> HealReport:
     """Resize a mesh as planned. Blocks.
 
@@ -183,13 +186,15 @@ def resize(
         hosts: connections to all hosts.
         note: called in the link's loop once the resize is certain to begin.
         code: copies the user's modules to all hosts, if there are many.
+        states: asks ranks for their states.
 
     Raises:
         MeshUsageError: ranks are busy or dead; nothing has changed.
         HostError: a new host cannot be used; nothing has changed.
     """
     size = sum(plan.layout)
-    if why := core.why_not_resize(size):
+    beyond = range(size, core.mesh.num_ranks)
+    if why := core.why_not_resize(size) or _why_not_end(states(beyond) if beyond else {}):
         raise MeshUsageError(f"the mesh cannot be resized now: {why}")
     claim, has_begun = Claim(), Reply[bool]()  # once claimed here, the core must not resize
 
@@ -226,6 +231,20 @@ def resize(
     if claim.take():  # the mesh has ended before the core got the question
         _end_new(new, launcher, hosts, post)
     return report or HealReport(failure="the mesh has ended")
+
+
+def _why_not_end(states: Mapping[int, RankState]) -> str:
+    """Return which calls of other ranks wait on ranks that are to end; "" if none do. The core
+    knows of no calls but the notebook's that wait beside other work.
+    """
+    calls = (
+        f"{call.title} on rank {rank}"
+        for rank, state in sorted(states.items())
+        for call in state.waiting
+        if call.run in PEER_RUNS
+    )
+    ending = ", ".join(dict.fromkeys(calls))
+    return ending and f"it would end calls of other ranks ({ending}): cancel them, then resize"
 
 
 def _end_new(new: Sequence[Host], launcher: Launcher, hosts: Connections, post: Post) -> None:

@@ -343,6 +343,7 @@ class Session:
                     self._hosts,
                     self._note_resized,
                     self.code,
+                    self.states,
                 )
             except MeshUsageError:
                 if not self._await_links():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,8 @@ from cellmesh.controller.session.hosts.connections import Connections
 from cellmesh.controller.session.launch.hosts import HostAgents
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.hosts import Host
+from cellmesh.wire.peer_calls import PEER_RUNS
+from cellmesh.wire.status import RankState, WaitingCall
 from tests.core.controller.session.test_session import TICKET
 
 HERE = {"layout": (4,), "names": (), "dims": {"dp": 4}}
@@ -76,6 +79,7 @@ class World:
         self.faults: dict[str, BaseException] = {}
         self.has_ended = False
         self.why_not = ""
+        self.mesh, self.states = SimpleNamespace(num_ranks=1), dict[int, RankState]()
         self.launcher = object.__new__(HostAgents)
         self.launcher.ticket = TICKET
         self.launcher.start_more = lambda layout, entries: self.step("start", [NEW])  # type: ignore
@@ -139,7 +143,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def do(world: World, plan: Resizing = PLAN) -> HealReport:
     parts = cast(Core, world), world.ask, world.post, world.launcher, cast(Connections, world)
-    return resize(plan, *parts, lambda plan, new: world.step("note"), cast(CodeSync, world))
+    note = lambda plan, new: world.step("note")  # noqa: E731
+    return resize(plan, *parts, note, cast(CodeSync, world), lambda ranks: world.states)
 
 
 ENDED = ["turn away", "end b"]
@@ -153,6 +158,19 @@ def test_new_host_has_the_modules_before_the_core_is_asked(world: World) -> None
     with pytest.raises(MeshUsageError, match="rank 0 runs cell 3\nb did not join"):
         do(world)
     assert world.done[-2:] == ENDED
+
+
+def test_calls_of_other_ranks_that_a_resize_would_end_are_named(world: World) -> None:
+    world.mesh.num_ranks = 4
+    calls = [WaitingCall(run, f"gen.sample{run % 2}") for run in (7, PEER_RUNS[0], PEER_RUNS[1])]
+    for rank, waiting in ((2, calls[:1]), (3, calls)):
+        world.states[rank] = RankState(1, -1, 0, 0, "", "", "cpu", 0, waiting=tuple(waiting))
+    names = r"\(gen.sample0 on rank 3, gen.sample1 on rank 3\): cancel them"
+    with pytest.raises(MeshUsageError, match=f"it would end calls of other ranks {names}"):
+        do(world)
+    assert world.done == []
+    world.states[3] = world.states[2]  # the notebook's, which the core knows
+    assert not do(world).failure
 
 
 HOST_ERROR = HostError("b: disk full")
