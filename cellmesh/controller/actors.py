@@ -23,7 +23,7 @@ from ..wire.handles import NoMethodError as NoMethodError
 from ..wire.messages import Died, Pickled, Respawned
 from ..wire.nests import check_rows, indices_in, join_parts
 from ..wire.payload import is_short
-from ..wire.ranks import describe_ranks
+from ..wire.ranks import describe_ranks, with_verb
 from ..wire.value_stream import ValueStream
 from ..wire.verbs import RunCall
 from .actor_records import forget, keep, read_all
@@ -147,10 +147,9 @@ class Spawned:
                 )
             if died:
                 raise refuse_dead(lost, died)
-            verb = "was" if len(lost) == 1 else "were"
             raise MeshUsageError(
-                f"{describe_ranks(lost)} {verb} replaced and {'has' if len(lost) == 1 else 'have'} "
-                f"no `{self.name}`: mesh.spawn it again, or with on_death='restart'"
+                f"{with_verb(lost, 'was replaced and has', 'were replaced and have')} no "
+                f"`{self.name}`: mesh.spawn it again, or with on_death='restart'"
             )
 
     def choose(self, ranks: Sequence[int]) -> int:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import CellmeshError, HostError, MeshUsageError
 from ..wire.links import FindStore, LinkState, SetLink
 from ..wire.messages import Channel, Died, Done, Failed, MeshReady
@@ -52,9 +54,7 @@ class MeshLink:
     def __init__(self, name: str, sessions: tuple[Session, Session], addresses: list[str]) -> None:
         self.name, self.problem = name, "it is being connected"
         self._sessions, self._addresses = sessions, addresses
-        self._sizes = self._size()
-        self._number, self._reason, self._lack = 0, "it is new", ""
-        self._state: LinkState = "open"
+        self._sizes, self._spec = self._size(), SetLink(name, 0, "open", "it is new")
         self._num_tries, self._answers = 0, list[str]()
         self._is_tried = False  # whether ranks wait for each other to connect
         self._runs = list[Run[Any]]()  # in which they do
@@ -70,7 +70,7 @@ class MeshLink:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the link is connected or dropped; return whether it is connected."""
-        self._news.wait_for(lambda: not self.problem or self._state == "dropped", timeout_s)
+        self._news.wait_for(lambda: not self.problem or self._spec.state == "dropped", timeout_s)
         return not self.problem
 
     def await_tries(self) -> bool:
@@ -117,16 +117,25 @@ class MeshLink:
     def renew(self, state: LinkState, reason: str, num_tries: int = 0) -> None:
         """Give up the connection, and make another if both meshes are whole."""
         with self._lock:
-            if self._state == "dropped":
-                return
-            # Later than those of earlier links of the name, also of another process.
-            self._number = max(self._number + 1, time.time_ns())
-            self._lack = lack = next(_lacks(self._sessions), "")
-            self._state, self._reason = state, reason
-            self.problem = f"it is down: {lack}" if lack else "it is being connected"
-            self._sizes, self._num_tries = self._size(), num_tries
-            self._send("control")
-            self._connect()
+            lack = next(_lacks(self._sessions), "")
+            if self._change(state, reason, lack):
+                self.problem = f"it is down: {lack}" if lack else "it is being connected"
+                self._num_tries = num_tries
+                self._connect()
+
+    def _change(self, state: LinkState, reason: str, lack: str = "") -> bool:
+        """Give the link another state, and send it to the ranks beside their work; return False if
+        the link was dropped before.
+        """
+        if self._spec.state == "dropped":
+            return False
+        # Later than those of earlier links of the name, also of another process.
+        number, self._sizes = max(self._spec.number + 1, time.time_ns()), self._size()
+        (port, address), backend = self._store(), _choose_backend(self._sessions)
+        self.problem, place = reason, (0, sum(self._sizes), address, port)
+        self._spec = SetLink(self.name, number, state, reason, lack, *place, backend)
+        self._send("control")
+        return True
 
     def _connect(self) -> None:
         """Have the ranks connect, in the order of their work, but wait for each other only if none
@@ -134,14 +143,14 @@ class MeshLink:
         """
         self._answers.clear()
         is_busy = any(each.runs.busy_ranks() for each in self._sessions)
-        self._is_tried = not (is_busy or self._lack)
+        self._is_tried = not (is_busy or self._spec.lack)
         self._runs = self._send("work", _PATIENCE_S if self._is_tried else 0.0)
-        for run in self._runs if not self._lack else ():
-            run.on_end(functools.partial(self._note_answers, self._number, run))
+        for run in self._runs if not self._spec.lack else ():
+            run.on_end(functools.partial(self._note_answers, self._spec.number, run))
 
     def _note_answers(self, number: int, run: Run[Any]) -> None:
         with self._lock:
-            if number != self._number:
+            if number != self._spec.number:
                 return
             has_failed = run.failed_ranks()
             self._answers.append(_STOPPED if has_failed else max(run.result().values()))
@@ -151,38 +160,21 @@ class MeshLink:
             if self.problem and not self._is_tried:
                 self._connect()
             elif self.problem and self._num_tries + 1 < _MAX_TRIES:
-                self.renew(self._state, self._reason, self._num_tries + 1)
+                self.renew(self._spec.state, self._spec.reason, self._num_tries + 1)
             self._news.report()
 
     def _drop(self, reason: str) -> None:
         with self._lock:
-            if self._state == "dropped":
-                return
-            self._number = max(self._number + 1, time.time_ns())
-            self._state, self._reason = "dropped", reason
-            self.problem = reason
-            for session in self._sessions:
-                session.links.pop(self.name, None)
-            self._send("control")
-            self._send("work")
-            self._news.report()
+            if self._change("dropped", reason):
+                for session in self._sessions:
+                    session.links.pop(self.name, None)
+                self._send("work")
+                self._news.report()
 
     def _send(self, channel: Channel, patience_s: float = 0.0) -> list[Run[Any]]:
-        first, (port, address), runs = 0, self._store(), list[Run[Any]]()
+        first, runs = 0, list[Run[Any]]()
         for session, size in zip(self._sessions, self._sizes, strict=True):
-            request = SetLink(
-                self.name,
-                self._number,
-                self._state,
-                self._reason,
-                self._lack,
-                first,
-                sum(self._sizes),
-                address,
-                port,
-                _choose_backend(self._sessions),
-                patience_s,
-            )
+            request = msgspec.structs.replace(self._spec, first=first, patience_s=patience_s)
             first += size
             living = [rank for rank in range(size) if rank not in session.core.lost]
             if not living:
