@@ -129,6 +129,14 @@ def own_runtime_dir() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def clean_runtime_dir() -> Iterator[Path]:
+    """A runtime directory (`own_runtime_dir`) in which nothing is left in the end."""
+    with own_runtime_dir() as directory:
+        yield directory
+        check_nothing_left(directory)
+
+
 def kernel_config() -> Config:
     """What a kernel's manager is to be given: its sockets have names in the runtime directory.
 

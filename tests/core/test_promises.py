@@ -147,7 +147,6 @@ SECURITY = {
         "hosts/test_security.py:what_listens_is_what_is_documented"
     ),
     "mode 0600 in a directory of mode 0700": (
-        "mesh/test_hostile.py:files_and_sockets_are_the_users_alone "
         "mesh/test_start.py:every_file_of_a_mesh_is_its_users_alone"
     ),
 }

@@ -21,7 +21,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell
 
-from tests.conftest import check_nothing_left, own_runtime_dir, write_ipython_profile
+from tests.conftest import clean_runtime_dir, write_ipython_profile
 from tests.exactness.comparing import Losses, difference
 from tests.exactness.launcher import TIMEOUT_S, launcher, results_of
 from tests.exactness.launching import EXACT, Job
@@ -70,9 +70,8 @@ def shells(temporary: Path) -> Iterator[Path]:
     """The runtime directory of all ``cellmesh run``, which are forked from the first one's
     zygote.
     """
-    with own_runtime_dir() as directory:
+    with clean_runtime_dir() as directory:
         yield directory
-        check_nothing_left(directory)
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, clean_runtime_dir, own_runtime_dir
 
 from .growth import Growth
 from .table import describe_machine, write_into
@@ -127,11 +127,9 @@ def repeat(name: str, number: int, directory: Path, once: Callable[[int], None])
 @contextmanager
 def enduring_mesh() -> Iterator[tuple[cm.Mesh, Path]]:
     """A mesh with a model, and its runtime directory; nothing of it is left in the end."""
-    with own_runtime_dir() as directory:
-        with cm.start(NUM_RANKS, settle_s=0.1) as mesh:
-            mesh.cell(MODEL)
-            yield mesh, directory
-        check_nothing_left(directory)
+    with clean_runtime_dir() as directory, cm.start(NUM_RANKS, settle_s=0.1) as mesh:
+        mesh.cell(MODEL)
+        yield mesh, directory
 
 
 def repeat_kind(kind: Kind, share: float, mesh: cm.Mesh, directory: Path) -> str:

@@ -17,7 +17,7 @@ import zmq
 
 import cellmesh as cm
 from cellmesh.controller.core.effects import HealReport
-from tests.conftest import check_nothing_left, own_runtime_dir, processes_named, processes_of
+from tests.conftest import clean_runtime_dir, processes_named, processes_of
 
 from .models import DIMS, NUM_RANKS, PRELOAD, SETUP, SETUP_NEW
 from .watching import WATCHDOG, Shown, deadline, wait_until
@@ -56,18 +56,17 @@ def digest_of(owner: int) -> str:
 
 def measure_losses(num_steps: int = NUM_STEPS) -> Losses:
     """Losses of a mesh to which nothing happens."""
-    with own_runtime_dir() as directory:
-        with (
-            deadline(directory, 240, "the undisturbed run"),
-            cm.start(NUM_RANKS, mesh=DIMS, preload=PRELOAD) as mesh,
-        ):
-            mesh.submit_cell(SETUP, sink=Shown()).result()
-            # All losses first: a forward pass of `tp` does not depend on the step before.
-            found = [
-                mesh.pull(f"[{name}(step) for step in range({num_steps})]").list
-                for name in ("ddp_step", "fsdp_step", "tp_forward")
-            ]
-        check_nothing_left(directory)
+    with (
+        clean_runtime_dir() as directory,
+        deadline(directory, 240, "the undisturbed run"),
+        cm.start(NUM_RANKS, mesh=DIMS, preload=PRELOAD) as mesh,
+    ):
+        mesh.submit_cell(SETUP, sink=Shown()).result()
+        # All losses first: a forward pass of `tp` does not depend on the step before.
+        found = [
+            mesh.pull(f"[{name}(step) for step in range({num_steps})]").list
+            for name in ("ddp_step", "fsdp_step", "tp_forward")
+        ]
     return Losses(*(tuple(zip(*by_rank, strict=True)) for by_rank in found))
 
 
@@ -247,7 +246,7 @@ def open_rig(losses: Losses, lease_s: float = 0.0) -> Iterator[Rig]:
     _start_collector()
     own = psutil.Process()
     fds, threads = own.num_fds(), threading.active_count()
-    with own_runtime_dir() as directory:
+    with clean_runtime_dir() as directory:
         with deadline(directory, 90, "the start"):
             mesh = cm.start(NUM_RANKS, mesh=DIMS, preload=PRELOAD, lease_s=lease_s)
             rig = Rig(mesh, directory, losses)
@@ -258,7 +257,6 @@ def open_rig(losses: Losses, lease_s: float = 0.0) -> Iterator[Rig]:
         finally:
             with deadline(directory, 30, "the stop"):
                 rig.mesh.stop()
-        check_nothing_left(directory)
     wait_until(
         lambda: own.num_fds() <= fds and threading.active_count() <= threads,
         _SETTLE_S,

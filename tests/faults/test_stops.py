@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import cellmesh as cm
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 
 from .stops import LOOPS, Loop, stop_often, stopping_mesh
 from .watching import deadline
@@ -17,10 +17,12 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[cm.Mesh]:
-    with own_runtime_dir() as directory:
-        with deadline(directory, 600, "stops of training loops"), stopping_mesh() as mesh:
-            yield mesh
-        check_nothing_left(directory)
+    with (
+        clean_runtime_dir() as directory,
+        deadline(directory, 600, "stops of training loops"),
+        stopping_mesh() as mesh,
+    ):
+        yield mesh
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name)

@@ -32,7 +32,9 @@ class Stuck(AssertionError):
     """Something took longer than it may; says where everybody was."""
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> float:
+def wait_until(
+    condition: Callable[[], object], timeout_s: float = 60.0, what: str = "a condition"
+) -> float:
     """Wait for a condition that can only be asked for; returns how long that took."""
     began = time.monotonic()
     pause = threading.Event()

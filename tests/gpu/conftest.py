@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cellmesh as cm
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 from tests.mesh.conftest import Recorder
 
 NUM_GPUS = max(0, torch.cuda._device_count_nvml()) if torch.backends.cuda.is_built() else 0
@@ -39,7 +39,5 @@ def recorder() -> Recorder:
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[cm.Mesh]:
     """Four ranks on gloo, which share the GPUs; without a GPU they compute on the CPU."""
-    with own_runtime_dir() as directory:
-        with cm.start(4, backend="gloo") as started:
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), cm.start(4, backend="gloo") as started:
+        yield started

@@ -17,7 +17,7 @@ from cellmesh.controller.ranks import Ranks
 from cellmesh.controller.session import start as starting
 from cellmesh.controller.session.launch.prestart import Prestart, conditions
 from cellmesh.wire.status import RankState
-from tests.conftest import FOLD, PATIENCE_S, check_nothing_left, own_runtime_dir
+from tests.conftest import FOLD, PATIENCE_S, check_nothing_left, clean_runtime_dir
 from tests.support.shared_prestart import SharedPrestart
 
 
@@ -76,19 +76,26 @@ def starts_cold(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[cm.Mesh]:
     """Four ranks, 2 x 2, shared by a module's tests."""
-    with own_runtime_dir() as directory:
-        with cm.start(4, mesh={"dp": 2, "tp": 2}) as started:
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), cm.start(4, mesh={"dp": 2, "tp": 2}) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[cm.Mesh]:
     """Two ranks, which are released soon after a failure, shared by a module's tests."""
-    with own_runtime_dir() as directory:
-        with cm.start(2, settle_s=0.1) as started:
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), cm.start(2, settle_s=0.1) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def meshes() -> Iterator[tuple[cm.Mesh, cm.Mesh]]:
+    """A mesh of two ranks, and one of a single rank without a group, shared by a module's tests."""
+    with (
+        clean_runtime_dir(),
+        cm.start(2, name="left") as left,
+        cm.start(1, name="right", group=False) as right,
+    ):
+        yield left, right
 
 
 @pytest.fixture

@@ -7,17 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 import cellmesh as cm
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 
 from .actor_programs import Program, two_meshes
 
 
 @pytest.fixture(scope="module")
 def meshes() -> Iterator[list[cm.Mesh]]:
-    with own_runtime_dir() as directory:
-        with two_meshes() as started:
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), two_meshes() as started:
+        yield started
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -4,9 +4,6 @@ own.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import cellmesh as cm
 from cellmesh.controller.output.bars import Bars
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
+from tests.faults.watching import wait_until
 from tests.support.run_cases import beside, press_stop_once_main_waits_in
 
 from .conftest import Recorder
@@ -81,13 +79,6 @@ class Worker:
 @pytest.fixture(scope="module")
 def worker(quick: cm.Mesh) -> Any:
     return quick.spawn(Worker)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
 
 
 def submit(worker: Any, sink: Recorder, method: str, *args: Any) -> Run[Any]:
@@ -177,9 +168,9 @@ def test_a_third_press_leaves_a_call_that_refuses_to_end(
 
     def press_three_times() -> None:
         press_stop_once_main_waits_in("_attend")
-        until(lambda: has_come("interrupted at once") or has_come("interrupted"))
+        wait_until(lambda: has_come("interrupted at once") or has_come("interrupted"))
         press_stop_once_main_waits_in("_attend")
-        until(lambda: has_come("interrupted again"))
+        wait_until(lambda: has_come("interrupted again"))
         press_stop_once_main_waits_in("_attend")
 
     with (
@@ -187,7 +178,7 @@ def test_a_third_press_leaves_a_call_that_refuses_to_end(
         pytest.raises(RanksInterrupted, match="rank 1 did not stop: those that still run"),
     ):
         refusing.result()
-    until(lambda: waiting.failed_ranks() == [1])
+    wait_until(lambda: waiting.failed_ranks() == [1])
     assert refusing.wait(WAIT_S)
     assert waiting.waiting_ranks() == [0]
     quick.heal()

@@ -25,7 +25,7 @@ import IPython  # noqa: F401
 import pytest
 
 import cellmesh as cm
-from tests.conftest import check_nothing_left, own_runtime_dir, process_named
+from tests.conftest import check_nothing_left, clean_runtime_dir, process_named
 
 from .test_preload import wait_until_loaded
 from .test_prestart import prestarting, start, stop
@@ -114,20 +114,17 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[cm.Mesh,
     counts.write_bytes(bytes(8))
     site = SITE.replace("PACKAGE_PARENT", repr(str(Path(cm.__file__).parents[1])))
     (directory / "sitecustomize.py").write_text(site.replace("COUNTS", repr(str(counts))))
-    with own_runtime_dir() as runtime, pytest.MonkeyPatch.context() as patch:
+    with clean_runtime_dir() as runtime, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(directory))
         with cm.start(1) as mesh:
             yield mesh, counts, runtime
-        check_nothing_left(runtime)
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[tuple[cm.Mesh, Path]]:
     """One rank, and nobody counts."""
-    with own_runtime_dir() as runtime:
-        with cm.start(1) as mesh:
-            yield mesh, runtime
-        check_nothing_left(runtime)
+    with clean_runtime_dir() as runtime, cm.start(1) as mesh:
+        yield mesh, runtime
 
 
 def work_of(mesh: cm.Mesh, what: str) -> Work:

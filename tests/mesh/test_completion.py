@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import check_nothing_left, own_runtime_dir, stop_process
+from tests.conftest import clean_runtime_dir, stop_process
 
 from .test_kernel import WAIT_S, Notebook, open_notebook, plain
 
@@ -39,19 +39,16 @@ if rank == 2:
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    with own_runtime_dir() as directory:
-        with open_notebook() as opened:
-            assert opened.run("%load_ext cellmesh\n%dist_start 3").status == "ok"
-            # A loaded machine takes its time, and what is tested here is not how long.
-            opened.run(
-                "from cellmesh.magics import completion\n"
-                "completion._WAIT_S = completion._HELP_S = 30"
-            )
-            opened.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = [1]")
-            assert opened.run(CELL).status == "ok"
-            yield opened
-            assert opened.run("%dist_stop").status == "ok"
-        check_nothing_left(directory)
+    with clean_runtime_dir(), open_notebook() as opened:
+        assert opened.run("%load_ext cellmesh\n%dist_start 3").status == "ok"
+        # A loaded machine takes its time, and what is tested here is not how long.
+        opened.run(
+            "from cellmesh.magics import completion\ncompletion._WAIT_S = completion._HELP_S = 30"
+        )
+        opened.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = [1]")
+        assert opened.run(CELL).status == "ok"
+        yield opened
+        assert opened.run("%dist_stop").status == "ok"
 
 
 @dataclass(frozen=True)
@@ -197,10 +194,9 @@ print(shell.Completer.custom_matchers, shell.Completer.disable_matchers)
 
 
 def test_terminal_ipython_completes_and_unloading_restores_its_completer() -> None:
-    with own_runtime_dir() as directory:
+    with clean_runtime_dir():
         command = [sys.executable, "-c", TERMINAL]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-        check_nothing_left(directory)
     for found in ("[('upper', -3)]", "[('--ranks', -4)]", "[('name_on_ranks', -5)]"):
         assert found in done.stdout
     assert "does much" in plain(done.stdout)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cellmesh.wire.ranks import parse_ranks
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, clean_runtime_dir
 from tests.mesh.test_kernel import Notebook, open_notebook, plain
 
 pytestmark = pytest.mark.timeout(300)
@@ -22,12 +22,10 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    with own_runtime_dir() as directory:
-        with open_notebook() as opened:
-            assert opened.run("%load_ext cellmesh\n%dist_start 2").status == "ok"
-            yield opened
-            assert opened.run("%dist_stop").status == "ok"
-            check_nothing_left(directory)
+    with clean_runtime_dir() as directory, open_notebook() as opened:
+        assert opened.run("%load_ext cellmesh\n%dist_start 2").status == "ok"
+        yield opened
+        assert opened.run("%dist_stop").status == "ok"
         check_nothing_left(directory)
 
 

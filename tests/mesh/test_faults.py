@@ -13,7 +13,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import HostError, NoMeshError, RanksInterrupted
-from tests.conftest import check_nothing_left, own_runtime_dir, process_named, processes_of
+from tests.conftest import check_nothing_left, clean_runtime_dir, process_named, processes_of
 
 from .conftest import Recorder
 
@@ -23,23 +23,19 @@ WAIT_S = 40.0
 @pytest.fixture(scope="module")
 def hardy() -> Iterator[cm.Mesh]:
     """Three ranks that are interrupted and go on."""
-    with own_runtime_dir() as directory:
-        with cm.start(3) as started:
-            started.cell(
-                "kept = rank; import threading, time, asyncio; gate = threading.Event()\n"
-                "doze = lambda items: time.sleep(1000)"
-            )
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), cm.start(3) as started:
+        started.cell(
+            "kept = rank; import threading, time, asyncio; gate = threading.Event()\n"
+            "doze = lambda items: time.sleep(1000)"
+        )
+        yield started
 
 
 @pytest.fixture(scope="module")
 def waiting_mesh() -> Iterator[cm.Mesh]:
     """Two ranks that nobody but the user releases."""
-    with own_runtime_dir() as directory:
-        with cm.start(2, settle_s=600) as started:
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), cm.start(2, settle_s=600) as started:
+        yield started
 
 
 # ---- deaths

@@ -8,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.errors import MeshUsageError, RankFailure, RanksInterrupted
 from cellmesh.wire.handles import CHALLENGE_BYTES, PROOF_BYTES, prove
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.faults.watching import wait_until
 from tests.mesh.conftest import Recorder, state_of
 
 WAIT_S = 60.0
@@ -91,22 +89,6 @@ class Teller:
 
     def tell(self, text: str) -> None:
         print(text)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Ask until a condition holds."""
-    until = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < until
-
-
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[tuple[cm.Mesh, cm.Mesh]]:
-    """A mesh of two ranks, and one of a single rank."""
-    with own_runtime_dir() as directory:
-        with cm.start(2, name="left") as left, cm.start(1, name="right", group=False) as right:
-            yield left, right
-        check_nothing_left(directory)
 
 
 @pytest.fixture(scope="module")

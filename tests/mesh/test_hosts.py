@@ -14,7 +14,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import CellmeshError, HostError, RankFailure
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 from tests.faults.watching import wait_until
 from tests.support.lent_agent import ENGINE
 
@@ -32,9 +32,8 @@ def start(hosts: str = "a:2,b:2", **options: Any) -> cm.Mesh:
 
 @pytest.fixture(scope="module")
 def directory() -> Iterator[Path]:
-    with own_runtime_dir() as directory:
+    with clean_runtime_dir() as directory:
         yield directory
-        check_nothing_left(directory)
 
 
 @pytest.fixture(scope="module")
@@ -84,45 +83,39 @@ def lose(mesh: cm.Mesh, ranks: set[int], number: signal.Signals) -> psutil.Proce
 def test_lost_host_is_started_again() -> None:
     """The first one, whose store the other host takes over."""
     lost, living = {0, 1}, [2, 3]
-    with own_runtime_dir() as directory:
-        with start(host_lease_s=SHORT_LEASE_S) as mesh:
-            mesh.cell("kept = rank + 5\ng = dist.new_group([0, 2])")
-            lose(mesh, lost, signal.SIGKILL)
-            report = mesh.heal(living[0])
-            assert set(report.respawned) == lost
-            assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
-            assert mesh[sorted(lost)].pull("kept").list == [living[0] + 5] * 2
-            mesh.cell(REDUCE)
-            assert mesh.pull("float(x)").list == [6.0] * 4
-            mesh.cell(
-                "import torch\ny = torch.ones(1)\nif rank in (0, 2): dist.all_reduce(y, group=g)"
-            )
-            assert mesh[[0, 2]].pull("float(y)").list == [2.0, 2.0]
-            mesh.restart()
-            mesh.cell(REDUCE)
-            assert mesh.pull("float(x)").list == [6.0] * 4
-        check_nothing_left(directory)
+    with clean_runtime_dir(), start(host_lease_s=SHORT_LEASE_S) as mesh:
+        mesh.cell("kept = rank + 5\ng = dist.new_group([0, 2])")
+        lose(mesh, lost, signal.SIGKILL)
+        report = mesh.heal(living[0])
+        assert set(report.respawned) == lost
+        assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
+        assert mesh[sorted(lost)].pull("kept").list == [living[0] + 5] * 2
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [6.0] * 4
+        mesh.cell("import torch\ny = torch.ones(1)\nif rank in (0, 2): dist.all_reduce(y, group=g)")
+        assert mesh[[0, 2]].pull("float(y)").list == [2.0, 2.0]
+        mesh.restart()
+        mesh.cell(REDUCE)
+        assert mesh.pull("float(x)").list == [6.0] * 4
 
 
 @pytest.mark.parametrize("new_host", ["b", "c"])
 def test_replaced_agent_that_wakes_ends_and_takes_part_in_nothing(new_host: str) -> None:
-    with own_runtime_dir() as directory:
-        with start("a:2,b:1", host_lease_s=1.0) as mesh:
-            mesh.cell("kept = rank + 5")
-            agent = lose(mesh, {2}, signal.SIGSTOP)
-            (old,) = [each for each in agent.children(recursive=True) if "r2" in each.name()]
-            if new_host == "b":
-                with pytest.raises(HostError, match=r"process \d+\) lives there.*heal --hosts b`"):
-                    mesh.heal()
-            assert mesh.heal(0, hosts=new_host).respawned == (2,)
-            assert old.is_running() == (new_host == "c")  # one on the same host has been ended
-            with contextlib.suppress(psutil.NoSuchProcess):
-                agent.send_signal(signal.SIGCONT)
-            mesh.cell(f"{REDUCE}\ng = dist.new_group([0, 2])")
-            _, left = psutil.wait_procs([agent, old], timeout=WAIT_S)
-            assert not left
-            assert mesh.pull("float(x)").list == [3.0] * 3
-        check_nothing_left(directory)
+    with clean_runtime_dir(), start("a:2,b:1", host_lease_s=1.0) as mesh:
+        mesh.cell("kept = rank + 5")
+        agent = lose(mesh, {2}, signal.SIGSTOP)
+        (old,) = [each for each in agent.children(recursive=True) if "r2" in each.name()]
+        if new_host == "b":
+            with pytest.raises(HostError, match=r"process \d+\) lives there.*heal --hosts b`"):
+                mesh.heal()
+        assert mesh.heal(0, hosts=new_host).respawned == (2,)
+        assert old.is_running() == (new_host == "c")  # one on the same host has been ended
+        with contextlib.suppress(psutil.NoSuchProcess):
+            agent.send_signal(signal.SIGCONT)
+        mesh.cell(f"{REDUCE}\ng = dist.new_group([0, 2])")
+        _, left = psutil.wait_procs([agent, old], timeout=WAIT_S)
+        assert not left
+        assert mesh.pull("float(x)").list == [3.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -143,7 +136,5 @@ def test_replaced_agent_that_wakes_ends_and_takes_part_in_nothing(new_host: str)
 def test_start_that_fails_says_where_and_leaves_nothing(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with own_runtime_dir() as directory:
-        with pytest.raises(error, match=f"(?s){message}"):
-            cm.start(**{"hosts": "a:1,b:1", "launch": HERE, **options})
-        check_nothing_left(directory)
+    with clean_runtime_dir(), pytest.raises(error, match=f"(?s){message}"):
+        cm.start(**{"hosts": "a:1,b:1", "launch": HERE, **options})

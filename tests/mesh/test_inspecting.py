@@ -5,8 +5,6 @@ like.
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from cellmesh.wire.inspect import (
     Overview,
     Picture,
 )
+from tests.faults.watching import wait_until
 
 MODEL = """
 import torch.nn as nn
@@ -35,12 +34,6 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 model(torch.ones(3, 6)).sum().backward()
 optimizer.step()
 """
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
 
 
 def test_replicas_that_differ_are_named(mesh: cm.Mesh) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager
 
-from tests.conftest import check_nothing_left, kernel_config, own_runtime_dir
+from tests.conftest import check_nothing_left, clean_runtime_dir, kernel_config
 
 WAIT_S = 100.0
 
@@ -99,13 +99,11 @@ def open_notebook(cwd: Path | None = None) -> Iterator[Notebook]:
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    with own_runtime_dir() as directory:
-        with open_notebook() as opened:
-            assert opened.run("%load_ext cellmesh").status == "ok"
-            assert opened.run("%dist_start 3").status == "ok"
-            yield opened
-            assert opened.run("%dist_stop").status == "ok"
-            check_nothing_left(directory)
+    with clean_runtime_dir() as directory, open_notebook() as opened:
+        assert opened.run("%load_ext cellmesh").status == "ok"
+        assert opened.run("%dist_start 3").status == "ok"
+        yield opened
+        assert opened.run("%dist_stop").status == "ok"
         check_nothing_left(directory)
 
 

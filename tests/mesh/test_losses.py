@@ -19,7 +19,7 @@ from cellmesh.errors import CellmeshError
 from cellmesh.magics.render.tables import status_table
 from tests.conftest import (
     check_nothing_left,
-    own_runtime_dir,
+    clean_runtime_dir,
     process_named,
     processes_named,
     stop_process,
@@ -37,10 +37,8 @@ MEET = "t = torch.ones(1); dist.all_reduce(t)"
 @pytest.fixture(scope="module")
 def lossy() -> Iterator[tuple[cm.Mesh, Path]]:
     """Two ranks that lose what they need again and again."""
-    with own_runtime_dir() as directory:
-        with cm.start(2) as mesh:
-            yield mesh, directory
-        check_nothing_left(directory)
+    with clean_runtime_dir() as directory, cm.start(2) as mesh:
+        yield mesh, directory
 
 
 def check_whole(mesh: cm.Mesh) -> None:

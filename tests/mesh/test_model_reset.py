@@ -13,7 +13,7 @@ import torch.distributed.pipelining as pipelining
 
 import cellmesh as cm
 from cellmesh.errors import RankFailure
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 from tests.mesh import training
 from tests.mesh.conftest import Recorder
 from tests.mesh.training import InBackward, Pipeline, Trainer, compiled, ddp, fsdp1, fsdp2
@@ -29,18 +29,14 @@ partial = functools.partial
 @pytest.fixture(scope="module")
 def quick() -> Iterator[cm.Mesh]:
     """Four ranks that are released a moment after one has failed."""
-    with own_runtime_dir() as directory:
-        # A heal collects garbage, and does not go through the modules of the zygote, which are
-        # frozen.
-        with cm.start(
-            NUM_RANKS,
-            mesh={"dp": 2, "tp": 2},
-            settle_s=0.05,
-            preload="tests.mesh.training",
-        ) as started:
-            started.cell("%xmode Minimal\nfrom tests.mesh import training")
-            yield started
-        check_nothing_left(directory)
+    dims, preload = {"dp": 2, "tp": 2}, "tests.mesh.training"
+    # A heal collects garbage, and does not go through the modules of the zygote, which are frozen.
+    with (
+        clean_runtime_dir(),
+        cm.start(NUM_RANKS, mesh=dims, settle_s=0.05, preload=preload) as started,
+    ):
+        started.cell("%xmode Minimal\nfrom tests.mesh import training")
+        yield started
 
 
 def _fail(mesh: cm.Mesh, number: int, fault: Fault) -> Recorder:

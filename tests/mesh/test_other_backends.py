@@ -11,7 +11,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import RanksInterrupted
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, clean_runtime_dir
 from tests.mesh.conftest import Recorder
 
 IMPORT = "from tests.mesh import backends\nbackends.register()"
@@ -43,11 +43,9 @@ KINDS = {
 @pytest.fixture(scope="module")
 def quick() -> Iterator[cm.Mesh]:
     """Two ranks with the backends of the tests registered."""
-    with own_runtime_dir() as directory:
-        with cm.start(2, settle_s=0.1) as started:
-            started.cell(IMPORT)
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), cm.start(2, settle_s=0.1) as started:
+        started.cell(IMPORT)
+        yield started
 
 
 def check_release_and_stop(mesh: cm.Mesh, work: str, make: str = "") -> list[str]:

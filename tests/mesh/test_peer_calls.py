@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import cellmesh as cm
 from cellmesh.errors import RankFailure, RanksInterrupted
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.faults.watching import wait_until
 from tests.mesh.conftest import state_of
 
 WAIT_S = 60.0
@@ -66,29 +64,12 @@ class Trainer:
         return getattr(self.generator, method)(*args)
 
 
-def wait_until(is_true: Callable[[], object]) -> None:
-    """Ask until a condition holds."""
-    until = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def titles(mesh: cm.Mesh) -> list[str]:
     return [run.title for run in mesh.runs]
 
 
 def pid_of(mesh: cm.Mesh, rank: int) -> int:
     return mesh.report()[rank].pid
-
-
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[tuple[cm.Mesh, cm.Mesh]]:
-    """A mesh of two ranks, and one of a single rank that calls them."""
-    with own_runtime_dir() as directory:
-        with cm.start(2, name="left") as left, cm.start(1, name="right", group=False) as right:
-            yield left, right
-        check_nothing_left(directory)
 
 
 @pytest.fixture(scope="module")

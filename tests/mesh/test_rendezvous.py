@@ -13,7 +13,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.errors import RanksInterrupted
 from cellmesh.wire.status import RankState
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 
 from .conftest import state_of
 
@@ -92,12 +92,10 @@ ENVIRONMENT = "import os\nos.environ |= kept\n"
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cm.Mesh]:
-    with own_runtime_dir() as directory:
-        with cm.start(4, mesh={"dp": 2, "tp": 2}) as started:
-            started.push(directory=str(tmp_path_factory.mktemp("stores")))
-            started.cell("import os\nkept = dict(os.environ)\nmade = mesh\nnumber = 0")
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), cm.start(4, mesh={"dp": 2, "tp": 2}) as started:
+        started.push(directory=str(tmp_path_factory.mktemp("stores")))
+        started.cell("import os\nkept = dict(os.environ)\nmade = mesh\nnumber = 0")
+        yield started
 
 
 @pytest.fixture(autouse=True)

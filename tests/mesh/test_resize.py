@@ -10,7 +10,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import RankFailure
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 
 REDUCE = "x = torch.ones(1) * rank; dist.all_reduce(x)"
 MODEL = """
@@ -22,9 +22,8 @@ model = fully_shard(torch.nn.Linear(8, 8))
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    with own_runtime_dir() as directory:
+    with clean_runtime_dir() as directory:
         yield directory
-        check_nothing_left(directory)
 
 
 def check_reduces(mesh: cm.Mesh) -> None:

@@ -14,7 +14,7 @@ import pytest
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 
 from .test_kernel import Notebook, Outcome, open_notebook
 
@@ -30,17 +30,15 @@ VS_CODE = {
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    with own_runtime_dir() as directory:
-        with open_notebook() as opened:
-            assert opened.run("%load_ext cellmesh").status == "ok"
-            assert opened.run("%dist_start 3").status == "ok"
-            opened.run(
-                "%%dist\nfrom IPython.display import *\nimport pandas, matplotlib.pyplot as plt, "
-                "PIL.Image"
-            )
-            yield opened
-            assert opened.run("%dist_stop").status == "ok"
-        check_nothing_left(directory)
+    with clean_runtime_dir(), open_notebook() as opened:
+        assert opened.run("%load_ext cellmesh").status == "ok"
+        assert opened.run("%dist_start 3").status == "ok"
+        opened.run(
+            "%%dist\nfrom IPython.display import *\nimport pandas, matplotlib.pyplot as plt, "
+            "PIL.Image"
+        )
+        yield opened
+        assert opened.run("%dist_stop").status == "ok"
 
 
 def run(notebook: Notebook, source: str) -> Outcome:

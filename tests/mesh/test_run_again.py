@@ -12,19 +12,17 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.conftest import check_nothing_left, kernel_config, own_runtime_dir
+from tests.conftest import check_nothing_left, clean_runtime_dir, kernel_config
 
 from .test_kernel import Notebook, open_notebook
 
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    with own_runtime_dir() as directory:
-        with open_notebook() as opened:
-            assert opened.run("%load_ext cellmesh\n%dist_start 2").status == "ok"
-            opened.run("%%dist\nheld = rank + 40")
-            yield opened
-        check_nothing_left(directory)
+    with clean_runtime_dir(), open_notebook() as opened:
+        assert opened.run("%load_ext cellmesh\n%dist_start 2").status == "ok"
+        opened.run("%%dist\nheld = rank + 40")
+        yield opened
 
 
 def held(notebook: Notebook) -> str:
@@ -129,9 +127,8 @@ def test_notes_on_a_recovery_are_in_the_cell_that_failed_and_in_the_next_one_onc
         if name in ("raise", "kill", "kill slowly"):
             cell.metadata["tags"] = ["raises-exception"]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    with own_runtime_dir() as directory:
+    with clean_runtime_dir():
         asyncio.run(NotebookClient(notebook, timeout=120, config=kernel_config()).async_execute())
-        check_nothing_left(directory)
     saved = {name: str(cell.outputs) for name, cell in zip(CELLS, notebook.cells, strict=True)}
     assert "process groups rebuilt in" in saved["raise"]
     assert "rank 1 is new and empty, process groups rebuilt in" in saved["kill"]

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from cellmesh.wire.preload import list_path, read_preloads
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 
 COMMAND = [sys.executable, "-m", "cellmesh", "run"]
 LIMIT_S = 60.0
@@ -65,9 +65,8 @@ def script(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     """A runtime directory of this module, whose runs are forked from the first one's zygote."""
-    with own_runtime_dir() as directory:
+    with clean_runtime_dir():
         yield
-        check_nothing_left(directory)
 
 
 def run(*words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ import cellmesh as cm
 from cellmesh.wire.curve import KeyPair, new_keys
 from cellmesh.wire.own_file import Secret
 from cellmesh.wire.ticket import new_key
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 from tests.support.lent_agent import ENGINE
 
 TOKEN = "a-token-that-the-notebook-passes-on"
@@ -55,9 +55,8 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     monkeypatch.setattr(LAUNCH + "local.new_key", record_key)
     monkeypatch.setattr(LAUNCH + "hosts.new_keys", record_keys)
     monkeypatch.setattr(LAUNCH + "invited_hosts.new_keys", record_keys)
-    with own_runtime_dir() as directory:
+    with clean_runtime_dir():
         yield made
-        check_nothing_left(directory)
 
 
 def forms_of(secrets: set[str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 
 from .test_kernel import Notebook, open_notebook
 
@@ -17,15 +17,13 @@ START = ("%dist_start 2", "%dist_start 2 --name generator")
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    with own_runtime_dir() as directory:
-        with open_notebook() as opened:
-            assert opened.run("import cellmesh as cm\n%load_ext cellmesh").status == "ok"
-            started = [str(opened.run(line).messages) for line in START]
-            assert "in use" not in started[0]
-            assert "generator is in use, beside mesh-" in started[1]
-            opened.run("first, = set(cm.meshes) - {'generator'}")
-            yield opened
-        check_nothing_left(directory)
+    with clean_runtime_dir(), open_notebook() as opened:
+        assert opened.run("import cellmesh as cm\n%load_ext cellmesh").status == "ok"
+        started = [str(opened.run(line).messages) for line in START]
+        assert "in use" not in started[0]
+        assert "generator is in use, beside mesh-" in started[1]
+        opened.run("first, = set(cm.meshes) - {'generator'}")
+        yield opened
 
 
 def error(notebook: Notebook, code: str) -> str:

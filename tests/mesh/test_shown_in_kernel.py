@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, clean_runtime_dir
 
 from .test_kernel import WAIT_S, Notebook, Outcome, open_notebook
 
@@ -21,16 +21,14 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    with own_runtime_dir() as directory:
-        with open_notebook() as opened:
-            assert opened.run("%load_ext cellmesh\n%dist_start 3").status == "ok"
-            yield opened
-            opened.run("%%dist\nw = torch.ones(2)")
-            opened.run("%dist_inspect w --watch")
-            stopped = opened.run("%dist_stop")
-            assert stopped.status == "ok"
-            assert stopped.text() == stopped.text("stderr") == ""
-            check_nothing_left(directory)
+    with clean_runtime_dir() as directory, open_notebook() as opened:
+        assert opened.run("%load_ext cellmesh\n%dist_start 3").status == "ok"
+        yield opened
+        opened.run("%%dist\nw = torch.ones(2)")
+        opened.run("%dist_inspect w --watch")
+        stopped = opened.run("%dist_stop")
+        assert stopped.status == "ok"
+        assert stopped.text() == stopped.text("stderr") == ""
         check_nothing_left(directory)
 
 

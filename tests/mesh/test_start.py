@@ -17,7 +17,7 @@ import cellmesh as cm
 from cellmesh.controller.session import start as starting
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.ticket import Ticket
-from tests.conftest import check_nothing_left, own_runtime_dir, process_named
+from tests.conftest import check_nothing_left, clean_runtime_dir, process_named
 
 COLD = pytest.mark.usefixtures("starts_cold")
 
@@ -25,12 +25,11 @@ COLD = pytest.mark.usefixtures("starts_cold")
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[cm.Mesh]:
     """Four ranks, 2 x 2, of a mesh that imports torch, shared by this module's tests."""
-    with own_runtime_dir() as directory, pytest.MonkeyPatch.context() as patch:
+    with clean_runtime_dir(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(starting, "own_prestart", lambda: None)
         with cm.start(4, mesh={"dp": 2, "tp": 2}) as started:
             patch.undo()
             yield started
-        check_nothing_left(directory)
 
 
 def test_ranks_have_the_environment_that_torchrun_sets(mesh: cm.Mesh) -> None:
@@ -244,9 +243,9 @@ def test_a_start_that_is_interrupted_leaves_nothing(
 def test_every_file_of_a_mesh_is_its_users_alone(own_mesh: cm.Mesh, runtime_dir: Path) -> None:
     own_mesh.cell("print('to the log')")
     files = list((runtime_dir / "cellmesh").rglob("*"))
-    assert {"ticket.json", "agent.sock", "zygote.sock", "zygote.log", "rank0.log"} <= {
-        path.name for path in files
-    }
+    assert {"ticket.json", "zygote.log", "rank0.log"} <= {path.name for path in files}
+    sockets = {path.name for path in files if path.is_socket()}
+    assert sockets == {"agent.sock", "guest.sock", "zygote.sock"}
     assert [path for path in files if path.lstat().st_mode & 0o077] == []
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,16 @@ import torch
 import cellmesh as cm
 from cellmesh.controller.run import Run
 from cellmesh.errors import MeshUsageError, NoMeshError, RankDied, RankFailure
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
+from tests.faults.watching import wait_until
 
 WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def trio() -> Iterator[cm.Mesh]:
-    with own_runtime_dir() as directory:
-        with cm.start(3, settle_s=0.1, lease_s=600) as started:
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), cm.start(3, settle_s=0.1, lease_s=600) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)
@@ -114,18 +112,11 @@ class Sharing:
         dist.barrier()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def kill(mesh: cm.Mesh, *ranks: int) -> None:
     pids = mesh.run(os.getpid)
     for rank in ranks:
         os.kill(pids[rank], signal.SIGKILL)
-    until(lambda: mesh.rank_set.session.dead_ranks >= {*ranks})
+    wait_until(lambda: mesh.rank_set.session.dead_ranks >= {*ranks})
 
 
 def is_whole(mesh: cm.Mesh, actor: Any) -> bool:
@@ -141,7 +132,7 @@ def shown(capsys: pytest.CaptureFixture[str], part: str) -> str:
         text += capsys.readouterr().err
         return part in text
 
-    until(is_there)
+    wait_until(is_there)
     return text
 
 
@@ -203,7 +194,7 @@ def test_an_actor_is_made_again_and_given_weights(
     with pytest.raises(RankDied, match="`model` is being made again there"):
         model.add()
     assert model.add.any(0).ranks == (0,)
-    until(lambda: is_whole(trio, model))
+    wait_until(lambda: is_whole(trio, model))
     text = f"<actor model: Model on ranks 0-2 of {trio.name}>"
     assert calls == [(text, (1,), 20, "copy, the on_death of model")]
     assert trio.pull("model.weight.tolist()").list == [[2.0] * 3] * 3
@@ -225,7 +216,7 @@ def test_ranks_that_die_together_are_one_restart_which_a_heal_by_hand_awaits(
     pids = [info.pid for info in trio.report()]
     for rank in (1, 2):
         os.kill(pids[rank], signal.SIGKILL)
-    until(lambda: trio.rank_set.session.dead_ranks == {1, 2})
+    wait_until(lambda: trio.rank_set.session.dead_ranks == {1, 2})
     busy.interrupt()
     assert busy.wait(WAIT_S)
     trio.heal()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 import cellmesh as cm
 from cellmesh.errors import RanksInterrupted
+from tests.faults.watching import wait_until
 
 BEGIN = "import torch, torch.distributed as dist\nx = torch.ones(4)\n"
 CELLS = {
@@ -33,13 +33,6 @@ CELLS = {
 }
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[cm.Mesh]:
     with cm.start(4, mesh={"dp": 2, "tp": 2}, settle_s=0.5) as mesh:
@@ -60,7 +53,7 @@ def test_ranks_that_cannot_meet_are_released_with_the_reason(mesh: cm.Mesh, name
 def test_ranks_that_cannot_meet_stay_as_long_as_they_have_time() -> None:
     with cm.start(2, settle_s=600) as mesh:
         run = mesh.submit_cell(f"{BEGIN}dist.barrier() if rank else dist.all_reduce(x)")
-        until(lambda: mesh.why().startswith("these cannot meet: "))
+        wait_until(lambda: mesh.why().startswith("these cannot meet: "))
         reason = mesh.why()
         assert run.waiting_ranks() == [0, 1]
         mesh.interrupt()

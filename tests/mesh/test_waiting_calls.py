@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 import signal
 import textwrap
-import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.run import Run
 from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted
+from tests.faults.watching import wait_until
 
 from .conftest import Recorder, state_of
 
@@ -39,13 +34,6 @@ def let_go(name: str) -> None:
     import __main__
 
     __main__.waits[name].set()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_calls_end_in_any_order_and_work_goes_on_beside_them(mesh: cm.Mesh) -> None:
@@ -107,7 +95,7 @@ def test_status_and_stacks_say_which_calls_wait_and_where(mesh: cm.Mesh) -> None
     mesh.run(lambda: None)
     [call] = state_of(mesh, 2).waiting
     assert (call.run, call.title) == (run.number, "serve")
-    assert call.where.endswith("test_waiting_calls.py line 33")
+    assert call.where.endswith("test_waiting_calls.py line 28")
     assert "idle\nserve, which waits:\n" in mesh.stacks()
     run.cancel()
     run.wait(WAIT_S)
@@ -160,7 +148,7 @@ def test_a_failing_call_holds_back_nothing(mesh: cm.Mesh) -> None:
         await asyncio.sleep(1000)
 
     run, kept = mesh.submit(fail), mesh.submit(serve, "beside")
-    until(lambda: run.failed_ranks() == [1])
+    wait_until(lambda: run.failed_ranks() == [1])
     assert mesh.run(lambda: 9).list == [9] * 4
     assert run.waiting_ranks() == [0, 2, 3]
     run.cancel()
@@ -196,52 +184,11 @@ def test_collectives_whose_order_could_differ_are_refused(mesh: cm.Mesh) -> None
     kept.result(WAIT_S)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_programs_do_what_plain_asyncio_does(mesh: cm.Mesh, seed: int) -> None:
-    chosen = random.Random(seed)
-
-    async def step(number: int, delays: list[float], fails: bool) -> int:
-        import asyncio
-
-        import __main__
-
-        vars(__main__).setdefault("order", []).append(number)
-        parts = await asyncio.gather(*(asyncio.sleep(delay, 1) for delay in delays))
-        if fails:
-            raise ValueError(number)
-        return number + sum(parts)
-
-    async def model(*program: Any) -> Any:
-        return (await asyncio.gather(step(*program), return_exceptions=True))[0]
-
-    mesh.cell("order = []")
-    runs: list[tuple[Run[Any], tuple[int, ...], Any]] = []
-    for number in range(12):
-        ranks = tuple(sorted(chosen.sample(range(4), chosen.randrange(1, 5))))
-        delays = [chosen.random() / 50 for _ in range(chosen.randrange(3))]
-        program, part = (number, delays, chosen.random() < 0.2), mesh[list(ranks)]
-        if chosen.random() < 0.3:
-            runs.append((part.submit(lambda n: order.append(n) or n, number), ranks, number))  # type: ignore[name-defined]  # noqa: F821
-        else:
-            runs.append((part.submit(step, *program), ranks, asyncio.run(model(*program))))
-    for run, ranks, expected in runs:
-        values, errors = run.gather(WAIT_S)
-        is_error = isinstance(expected, Exception)
-        assert (values, [*errors]) == (
-            ({}, [*ranks]) if is_error else (dict.fromkeys(ranks, expected), [])
-        )
-    begun = mesh.pull("order")
-    for rank in range(4):
-        assert begun[rank] == [n for n, (_, ranks, _) in enumerate(runs) if rank in ranks]
-    assert all(not state.waiting for state in mesh.states().values())
-    assert not mesh.rank_set.session.runs.all()
-
-
 def test_a_death_ends_calls_on_that_rank_only_and_a_heal_keeps_the_others(mesh: cm.Mesh) -> None:
     run = mesh.submit(serve, "living")
     pid = mesh.run(os.getpid)[3]
     os.kill(pid, signal.SIGKILL)
-    until(lambda: run.failed_ranks() == [3])
+    wait_until(lambda: run.failed_ranks() == [3])
     assert mesh.heal().respawned == (3,)
     assert run.waiting_ranks() == [0, 1, 2]
     mesh[0:3].run(let_go, "living")

@@ -11,7 +11,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import RanksInterrupted
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import clean_runtime_dir
 from tests.exactness.comparing import Losses, difference
 from tests.exactness.launching import EXACT, Job
 from tests.mesh.conftest import Recorder
@@ -30,10 +30,8 @@ PROGRAMS = [
 @pytest.fixture(scope="module")
 def quick() -> Iterator[cm.Mesh]:
     """Two ranks that are released a moment after one has failed."""
-    with own_runtime_dir() as directory:
-        with cm.start(2, settle_s=0.1, preload=TORCH) as started:
-            yield started
-        check_nothing_left(directory)
+    with clean_runtime_dir(), cm.start(2, settle_s=0.1, preload=TORCH) as started:
+        yield started
 
 
 class RankIsNew(Exception):
