@@ -234,8 +234,8 @@ FEATURES = (
     ),
     Feature(
         "links",  # process groups over two meshes
-        365,
-        "wire/links.py controller/links.py workers/links.py",
+        335,
+        "controller/links.py workers/links.py",
     ),
     Feature(
         "completion",
@@ -264,7 +264,7 @@ FEATURES = (
     ),
     Feature(
         "process groups",
-        2230,
+        2250,  # with the requests of links
         "wire/groups.py workers/groups/",
     ),
     Feature(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import CellmeshError, HostError, MeshUsageError
-from ..wire.links import FindStore, LinkState, SetLink
+from ..wire.groups import FindStore, LinkState, SetLink
 from ..wire.messages import Channel, Died, Done, Failed, MeshReady
 from .core.effects import Change, HealReport
 from .core.mesh_state import HostLost

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from . import inspect, links, replicas, trace, values, weights
+from . import inspect, replicas, trace, values, weights
 from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standing, Welcome
 from .environment import Surroundings
-from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
+from .groups import Blueprint, Describe, GroupCount, Heal, LinkRequest, SetMesh
 from .hosts import ClockReading, FilesAnswer, PlaceFiles, ReadClock
 from .peer_calls import PeerWork
 from .routing import Routed
@@ -54,7 +54,7 @@ from .verbs import WorkVerb as WorkVerb
 # Requests of all features: a feature adds its union here.
 AnyRequest = (
     inspect.AnyRequest | inspect.CompletionRequest | replicas.AnyRequest | values.CheckpointRequest
-    | trace.AnyRequest | weights.AnyRequest | links.AnyRequest
+    | trace.AnyRequest | weights.AnyRequest | LinkRequest
 )  # fmt: skip
 
 PROTOCOL = 18

@@ -19,7 +19,7 @@ from torch.distributed import DistError, DistStoreError
 from ..errors import GroupDown
 from ..stdlib import threading, time
 from ..wire.codec import Frame
-from ..wire.links import AnyRequest, FindStore, SetLink
+from ..wire.groups import FindStore, LinkRequest, SetLink
 from .groups import connections, default_group
 from .groups.group_factory import TIMEOUT, GroupPlan, Transport, call_for
 from .groups.groups import Making
@@ -214,7 +214,7 @@ class LinksHandler:
                 return str(error)
         return "" if link.is_up else "it is not connected"
 
-    def handle_beside(self, request: AnyRequest) -> str:
+    def handle_beside(self, request: LinkRequest) -> str:
         """Answer a request while the main thread may wait in an operation on the link."""
         if isinstance(request, FindStore):
             return self._context.groups.store_address

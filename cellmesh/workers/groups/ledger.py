@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading as plain_threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import Store, Work
 from ...stdlib import time
 from ...wire.groups import Begun, GroupCount, InFlight, label_of
 from ...wire.trace import What
-from ..trace.recorder import Spans
+from ..trace.recorder import Spans, copied
 from .connections import KeptConnections
 from .gate import Gate
 from .waits import Waits
@@ -94,7 +94,7 @@ class GroupRecord:
         if not with_messages:
             return GroupCount(self.name, self.ranks, self.num_collectives)
         self.settle_from_anyone()
-        recent: list[Signed] = _copied(self.recent) if with_recent else []
+        recent: list[Signed] = copied(self.recent) if with_recent else []
         return GroupCount(
             self.name,
             self.ranks,
@@ -255,7 +255,7 @@ class Ledger:
         if no operation is in flight.
         """
         last = self.last
-        candidates = ([last] if last is not None else []) + _copied(self.earlier)
+        candidates = ([last] if last is not None else []) + copied(self.earlier)
         return next((one for one in candidates if one.is_under_way), None)
 
     def describe_last(self) -> str:
@@ -282,15 +282,7 @@ class Ledger:
 
     def _oldest_first(self) -> list[Operation]:
         last = self.last
-        return [*_copied(self.earlier), *([last] if last is not None else [])]
-
-
-def _copied(records: Iterable[Any]) -> list[Any]:
-    while True:
-        try:
-            return list(records)
-        except RuntimeError:  # the main thread has changed them during the copy
-            continue
+        return [*copied(self.earlier), *([last] if last is not None else [])]
 
 
 # ---- signatures: size and dtype of a tensor, and the root, which have to be equal on all ranks of

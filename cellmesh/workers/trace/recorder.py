@@ -11,7 +11,7 @@ import math
 import struct
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +151,7 @@ class Spans:
         now_s = time.monotonic()
         cells = [
             CellSpan(cell.run, cell.name, cell.execution_count, cell.begin_s, cell.end_s)
-            for cell in _copy(self._cells)[-subject.num_cells :]
+            for cell in copied(self._cells)[-subject.num_cells :]
         ]
         begun = self._num_begun
         first = max(0, begun - CAPACITY)
@@ -180,11 +180,12 @@ class Spans:
         )
 
 
-def _copy(cells: deque[RunRecord]) -> list[RunRecord]:
+def copied(records: Iterable[Any]) -> list[Any]:
+    """Return a copy of a collection that the main thread may change during the copy."""
     while True:
         try:
-            return list(cells)
-        except RuntimeError:  # the main thread has added one during the copy
+            return list(records)
+        except RuntimeError:
             continue
 
 

@@ -10,7 +10,7 @@ import pytest
 from cellmesh.controller import links
 from cellmesh.controller.core.effects import Change, HealReport
 from cellmesh.controller.links import MeshLink
-from cellmesh.wire.links import SetLink
+from cellmesh.wire.groups import SetLink
 from cellmesh.wire.messages import Died, Done, Failed, Stopped
 from cellmesh.wire.status import RankInfo
 
