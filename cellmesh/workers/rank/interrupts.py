@@ -37,6 +37,8 @@ _MODES = tuple(
     f"/torch/{each}.py"
     for each in ("autograd/grad_mode", "amp/autocast_mode", "overrides", "utils/_python_dispatch")
 )
+# An interrupt that left a task's step, and not its coroutine, would end the task without an answer.
+_OF_STEPS = ("/rank/tasks.py _step", "/rank/interrupts.py enter", "/rank/interrupts.py leave")
 # Modules with the functions that an import passes.
 _OF_IMPORTS = ("importlib", "_frozen_importlib", "cellmesh.")
 _CHANGES_MODE = ("__init__", "__enter__", "__exit__")
@@ -90,7 +92,6 @@ class Interrupts:
         self.on_failure: Callable[[int], None] = lambda run: None
         self._handler = self._on_signal
         self._main = threading.main_thread().ident
-        self._report_unraisable = sys.unraisablehook
 
     def install(self) -> None:
         """Install this object's handler of SIGINT; call it on the main thread."""
@@ -240,11 +241,11 @@ class Interrupts:
             self._wanted = -1
             self.cancel(wanted, self._kind)  # none of its tasks executes
             return
-        if self.running < 0 or self.running != wanted:
+        is_late = self.is_describing and signum != _OWN_SIGNAL
+        if is_late or not 0 <= self.running == wanted or frame is None:
             return
-        if self.is_describing and signum != _OWN_SIGNAL:
-            return
-        is_in_mode, importing = False, None
+        importing, code = None, frame.f_code
+        is_in_mode = f"{code.co_filename} {code.co_name}".endswith(_OF_STEPS)
         while frame is not None:
             code = frame.f_code
             if code is Interrupts.end.__code__:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from cellmesh.wire.stream import Channel
 from cellmesh.workers.groups.ledger import Ledger
 from cellmesh.workers.groups.waits import Waits
 from cellmesh.workers.rank.interrupts import Interrupts
-from cellmesh.workers.rank.tasks import Call, CollectiveOrder, Tasks
+from cellmesh.workers.rank.tasks import Call, CollectiveOrder, Steps, Tasks
 from cellmesh.workers.run_tracker import RunTracker
 
 NUM_SEEDS, NUM_CALLS = 60, 6
@@ -265,6 +266,21 @@ def test_an_interrupt_strikes_a_call_that_computes_also_in_a_task_of_its_own(ran
         rank.turn()
     assert rank.ended[1] in ("KeyboardInterrupt", "CancelledError")
     assert rank.ended[2] == "slept"
+
+
+@pytest.mark.parametrize("function", [Steps._step, Interrupts.enter, Interrupts.leave])
+def test_an_interrupt_within_the_step_of_a_task_is_repeated(rank: Rank, function: Any) -> None:
+    interrupts, dropped = rank.tasks.interrupts, list[Any]()
+    interrupts.on_dropped = lambda *what: dropped.append(what)
+    interrupts.running = interrupts._wanted = 1
+    frame: Any = SimpleNamespace(f_code=function.__code__, f_back=None)
+    interrupts._on_signal(signal.SIGINT, frame)
+    assert dropped == [(1, KeyboardInterrupt)]
+    interrupts._wanted = 1
+    frame = SimpleNamespace(f_code=Rank.turn.__code__, f_back=frame)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts._on_signal(signal.SIGINT, frame)
+    interrupts.running = -1
 
 
 def test_an_interrupt_of_a_cell_that_waits_leaves_the_calls_beside_it(rank: Rank) -> None:
