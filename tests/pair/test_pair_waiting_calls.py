@@ -155,3 +155,17 @@ def test_a_rank_is_released_from_meeting_a_failed_call_whose_name_it_gets(is_aga
     with pytest.raises(RankFailure) as caught:
         run.result(0)
     assert (f"run {failing.number} has failed on rank 0" in str(caught.value)) is not is_again
+
+
+def test_a_death_is_shown_once_for_calls_of_one_method_that_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = World(2).start()
+    calls, others = [world.waiting() for _ in range(4)], [world.running([1]) for _ in range(2)]
+    for call in calls:
+        world.core.mesh.pending[call.number].title = "generator.values"
+    world.reap(1, "was killed by SIGKILL")
+    world.wait(0.5)
+    texts = [world.text_of(run).count("killed by SIGKILL") for run in (*calls, *others)]
+    assert texts == [1, 0, 0, 0, 1, 0]
+    assert [run.failed_ranks() for run in (*calls, *others)] == [[1]] * 6

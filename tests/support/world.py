@@ -368,8 +368,8 @@ class BothSides(Generic[RankKind]):
             self.to_agent.append(encode(outgoing))
         for effect in effects:
             match effect:
-                case Deliver(number, ranks, parcel):
-                    self._deliver_to_run(number, ranks, parcel)
+                case Deliver(number, ranks, parcel, has_begun):
+                    self._deliver_to_run(number, ranks, parcel, has_begun)
                 case Finish(number):
                     self.in_flight.remove(number)
                     self.finished[number] += 1
@@ -388,11 +388,13 @@ class BothSides(Generic[RankKind]):
                 case Change():
                     self.changes.append(effect)
 
-    def _deliver_to_run(self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
+    def _deliver_to_run(
+        self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any], has_begun: bool
+    ) -> None:
         if type(parcel.verb) in (Done, Failed, Died):
             assert number in self.in_flight
             self.settled[number] += ranks
-            self.runs[number].settle(ranks, parcel, self.now)
+            self.runs[number].settle(ranks, parcel, self.now, has_begun)
         elif type(parcel.verb) is PeerWork:
             if number not in self.in_flight:
                 self._add_run(number, work_item((), parcel.verb.title))

@@ -250,17 +250,16 @@ class Runs:
 
     def ranks_died(self, ranks: Collection[int], parcel: Parcel[Died], now: float) -> list[Effect]:
         """End all runs on ranks that have died together."""
-        effects: list[Effect] = []
-        pending = self._mesh.pending.items()
-        left = {run: each.ranks.intersection(ranks) for run, each in pending}
-        begun = {
-            run: some if self._mesh.pending[run].interleaves else some & self._mesh.runs_first(run)
-            for run, some in left.items()
-            if some
-        }
-        for run, first in begun.items():
-            for some, has_begun in ((first, True), (left[run] - first, False)):
-                effects += self.settle(run, tuple(sorted(some)), parcel, now, has_begun)
+        pending, effects = self._mesh.pending, list[Effect]()
+        left = {run: some for run, each in pending.items() if (some := each.ranks & {*ranks})}
+        waits = {run: pending[run].title for run in left if pending[run].interleaves}
+        # Only one of a method's counts as begun, and shows the death: a stream has many.
+        shown = {title: left[run] for run, title in reversed(waits.items())}
+        begun = {run: left[run] & self._mesh.runs_first(run) for run in left if run not in waits}
+        begun |= {run: shown.pop(title, set()) for run, title in waits.items()}
+        for run, some in left.items():
+            for part, has_begun in ((begun[run], True), (some - begun[run], False)):
+                effects += self.settle(run, tuple(sorted(part)), parcel, now, has_begun)
         return [*effects, *self.peer_calls.ranks_died(ranks, now)]
 
     def tick(self, now: float) -> list[Effect]:
@@ -397,8 +396,8 @@ class Runs:
 
     def _kill(self, run: int, pending: Pending, now: float) -> list[Effect]:
         pending.kill_at = None
-        first = pending.ranks if pending.interleaves else self._mesh.runs_first(run)
-        ranks = tuple(sorted(first))  # others wait behind another run
+        # Others wait behind another run.
+        ranks = tuple(sorted(pending.ranks if pending.interleaves else self._mesh.runs_first(run)))
         if not ranks:
             return []
         self._mesh.to_replace.update(ranks)
