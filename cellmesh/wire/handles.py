@@ -115,7 +115,9 @@ class PeerCancel(Verb, frozen=True):
 
 
 class FindActor(Verb, frozen=True):
-    """Ask a rank whether it has an actor; answered by `Done`, or by `Failed` with the reason."""
+    """Ask a rank whether it has an actor; answered by `Done` with the dims of its mesh, or by
+    `Failed` with the reason.
+    """
 
     run: int
     actor: str

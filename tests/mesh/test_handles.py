@@ -80,6 +80,50 @@ class Counter:
         finally:
             self.count = -2
 
+    def values(self, num: int) -> Any:
+        for number in range(num):
+            yield number
+            self.count = number
+
+    async def ticks(self, other: Any = None) -> Any:
+        try:
+            yield 0
+            yield await other.add(1) if other else 1
+            await self.never()
+        finally:
+            self.count = -3
+
+    def back(self, other: Any) -> Any:
+        yield 0
+        yield other.add(1)
+
+    def read(self, method: str, *args: Any) -> Any:
+        return [*getattr(self.other, method).stream(*args)]
+
+    async def read_async(self, *args: Any, last: int = -1) -> Any:
+        found = []
+        async for value in self.other.ticks.stream(*args):
+            found.append(value)
+            self.count = len(found)
+            if value == last:
+                break
+        return found
+
+    def rows(self, rows: Any) -> Any:
+        return {"rows": rows * 2, "num": len(rows)}
+
+    def share(self, num: int) -> Any:
+        import torch
+
+        found = self.other.rows.sharded(torch.arange(num), dim="dp").result(WAIT_S)
+        return found["rows"].tolist(), found["num"]
+
+    async def share_async(self, num: int) -> Any:
+        import torch
+
+        found = await self.other.rows.sharded(rows=torch.arange(num))
+        return found["rows"].tolist(), found["num"]
+
     def give_self(self) -> Any:
         return {"self": self, "other": self.other}
 
@@ -163,6 +207,31 @@ def test_ranks_call_ranks(meshes: tuple[cm.Mesh, cm.Mesh], left: Any, right: Any
             one.call_async(method)
 
 
+def test_ranks_share_rows_among_ranks(right: Any) -> None:
+    assert right.share(3) == right.share_async(3) == ([0, 2, 4], [2, 1])
+    with pytest.raises(RankFailure, match=r"cannot split 1 rows into 2 parts.*as in left\[:1\]"):
+        right.share(1)
+
+
+def test_ranks_read_streams(meshes: tuple[cm.Mesh, cm.Mesh], left: Any, right: Any) -> None:
+    assert [each.list for each in right.read("values", 2)] == [[0, 0], [1, 1]]
+    one = meshes[1].spawn(Counter, left[0], name="reader")
+    assert one.read("values", 9) == [*range(9)]
+    with pytest.raises(RankFailure, match=r"left.add returns a int and yields no values"):
+        one.read("add", 1)
+    assert one.read_async(last=1) == [0, 1]
+    wait_until(lambda: meshes[0].pull("left.count")[0] == -3)
+    assert one.read_async(one, last=2) == [0, 2]  # its call waits beside its reading
+    run = one.read_async.submit()
+    wait_until(lambda: meshes[0].pull("left.count")[0] == -1)
+    run.cancel()
+    with pytest.raises(RanksInterrupted):
+        run.result(WAIT_S)
+    wait_until(lambda: meshes[0].pull("left.count")[0] == -3)
+    with pytest.raises(RankFailure, match=r"can never end, as right 0 waits for left.back"):
+        one.read("back", one)
+
+
 def test_what_a_called_method_prints_is_below_the_last_run_of_its_mesh(
     meshes: tuple[cm.Mesh, cm.Mesh], left: Any
 ) -> None:
@@ -243,11 +312,13 @@ def test_a_call_of_a_rank_that_ends_raises_at_once(
     meshes: tuple[cm.Mesh, cm.Mesh], left: Any
 ) -> None:
     lost = meshes[1].spawn(Counter, left[1], name="lost")
-    run = lost.call.submit("never")
+    stream, run = lost.read_async.submit(), lost.call.submit("never")
     wait_until(lambda: meshes[0].pull("left.count")[1] == -1)
     os.kill(meshes[0].pull("__import__('os').getpid()")[1], signal.SIGKILL)
     with pytest.raises(RankFailure, match="RankDied: rank 1 has ended, or was replaced"):
         run.result(WAIT_S)
+    with pytest.raises(RankFailure, match="RankDied: rank 1 "):
+        stream.result(WAIT_S)
     with pytest.raises(RankFailure, match="rank 1 of left is dead"):
         lost.call("add")
     assert meshes[0].heal().failure == ""

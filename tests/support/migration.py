@@ -80,6 +80,14 @@ CHECKS = {
     "other.spawn(Client, counter[3]).ask()": Check(
         "_.list == [0, 0]", "other = borrowed", "other.drop(other.actors['client'])"
     ),
+    "other.spawn(Client, counter[3]).read()": Check(
+        "_.list == [[0, 1, 2]] * 2", "other = borrowed", "other.drop(other.actors['client'])"
+    ),
+    "other.spawn(Client, counter).share(x)": Check(
+        "torch.equal(_[0], x) and torch.equal(_[1], x)",
+        "other = borrowed; x = torch.arange(8.0)",
+        "other.drop(other.actors['client'])",
+    ),
     "mesh.redefine(counter, Better)": Check(
         "counter.get().list == [-5] * 4",
         "counter.add(5)\nclass Better(Counter):\n    def get(self):\n        return -self.value",

@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 @dataclass
 class _Stream:
     """A generator; of an asynchronous one, also whose turn it is, and the tasks that have to end
-    before it is closed.
+    before it is closed; of one whose values another rank reads, the connection to that rank, and
+    the call that ends it (`Handles`).
     """
 
     values: Any = None
     turn: asyncio.Lock | None = None
     tasks: set[Any] = field(default_factory=set)
     has_ended: bool = False
+    reader: Any = None
+    end: Any = None
 
 
 class Actors:

@@ -22,7 +22,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ from .remote_actors import PeerRun, RankActor
 from .value_transfer import reduce_for_notebook
 
 _CODEC = at_rank_from_rank()
+_OPERATIONS = "call", "send", "begin_stream", "advance", "end_stream"  # of `Actors`, for ranks
 # How long the other thread leaves the sockets to the main thread after this has waited.
 _LEAVE_S = 0.002
 # How long a thread that has just heard of another rank looks out for more without sleeping: to wake
@@ -95,7 +96,8 @@ class Handles:
         self._context, self._actors, self._pid = context, context.actors, context.pid
         # As numbers of runs on other ranks are made of them, those of each rank begin elsewhere.
         self._numbers = itertools.count(int.from_bytes(os.urandom(4)))
-        self._lock = threading.Lock()  # of what other threads than the reading one change
+        # Of what other threads than the reading one change; `end_stream` may be called within.
+        self._lock = threading.RLock()
         self._epoll: select.epoll | None = None  # of all sockets
         self._gate: select.epoll | None = None  # of `_epoll` while the other thread is to read it
         self._reading, self._polled_at = threading.RLock(), 0.0
@@ -150,18 +152,24 @@ class Handles:
     # ---- calls of this rank
 
     def call(
-        self, address: Address, method: str, operation: str, args: Any, kwargs: Any
-    ) -> PeerRun:
-        """Call a method on the ranks of a handle, without waiting."""
+        self, address: Address, method: str, operation: str, *shares: tuple[Any, Any],
+        index_of: Mapping[int, int] | None = None,
+    ) -> PeerRun:  # fmt: skip
+        """Call a method on the ranks of a handle, without waiting.
+
+        Args:
+            address: the handle.
+            method: name of the method.
+            operation: name of the operation of `Actors`.
+            shares: positional and keyword arguments, once or for each index.
+            index_of: rank -> index of its arguments.
+        """
         if os.getpid() != self._pid:
             raise refuse(address)
         # Not after the sending: the called rank may be faster, and wait for this one since then.
         title, since_s = f"{address.actor}.{method}", time.monotonic()
-        target = ((address.actor, method, operation), args, kwargs)
-        if all(map(payload.is_short, (*args, *kwargs.values()))):
-            pickled, buffers = Pickled(pickle.dumps(target, 5)), list[Frame]()
-        else:
-            pickled, buffers = payload.dumps(target, title, self.reduce)
+        target = address.actor, method, operation
+        packed = [self._pack(title, target, *each) for each in shares]
         connections = {rank: self._connect(address, rank) for rank in address.ranks}
         for connection in connections.values():
             if len(connection.pending) >= MAX_CALLS:
@@ -171,29 +179,53 @@ class Handles:
         calls, number = {}, next(self._numbers)
         for rank, connection in connections.items():  # only now, so that all or none are called
             link = Link(self.peer, next(self._numbers), f"{title} on {address.mesh} {rank}")
+            pickled, buffers = packed[index_of[rank] if index_of else 0]
             call = PeerCall(link, _chain.get(), pickled, number, address.ranks)
             sent = self._send(connection, link.run, link.title, Parcel(call, tuple(buffers)))
             calls[rank] = connection, link, sent
         return PeerRun(self, title, calls, since_s)
 
+    def _pack(
+        self, title: str, target: tuple[str, ...], args: Any, kwargs: Any
+    ) -> tuple[Pickled, list[Frame]]:
+        call = target, args, kwargs
+        if all(map(payload.is_short, (*args, *kwargs.values()))):
+            return Pickled(pickle.dumps(call, 5)), []
+        return payload.dumps(call, title, self.reduce)
+
+    def end_stream(self, address: Address, method: str, number: int) -> None:
+        """Close the generators of a stream on the ranks to which there is a connection, without
+        waiting; usable where this thread collects garbage.
+        """
+        known = {rank: self._outgoing.get((address.mark, rank)) for rank in address.ranks}
+        ranks = tuple(rank for rank, to in known.items() if to is not None and to.is_open)
+        there = msgspec.structs.replace(address, ranks=ranks)
+        with self._context.interrupts, contextlib.suppress(CellmeshError):
+            self.call(there, method, "end_stream", ((number,), {}))
+
     def check(self, address: Address, rank: int) -> None:
-        """Check that a rank has an actor, unless it is known. Blocks.
+        """Check that a rank has an actor, unless it is known, as `dims_of`."""
+        if address.actor not in self._connect(address, rank).known:
+            self.dims_of(address, rank)
+
+    def dims_of(self, address: Address, rank: int) -> dict[str, int]:
+        """Return the dims of the mesh of a rank that has an actor. Blocks.
 
         Raises:
             RankDied: the rank is dead, or was replaced and has no such actor.
             HostError: the rank does not answer.
         """
         connection = self._connect(address, rank)
-        if address.actor not in connection.known:
-            run, title = next(self._numbers), f"it was called as `{address.actor}`"
-            question = Parcel(FindActor(run, address.actor))
-            try:
-                answer = self._send(connection, run, title, question).result(GREET_S)
-            except TimeoutError:
-                raise refuse_silent(address, rank) from None
-            if type(answer.verb) is Failed:
-                raise RankDied(rank, f"of {address.mesh} {answer.verb.text}")
-            connection.known.add(address.actor)
+        run, title = next(self._numbers), f"it was called as `{address.actor}`"
+        question = Parcel(FindActor(run, address.actor))
+        try:
+            answer = self._send(connection, run, title, question).result(GREET_S)
+        except TimeoutError:
+            raise refuse_silent(address, rank) from None
+        if type(answer.verb) is Failed:
+            raise RankDied(rank, f"of {address.mesh} {answer.verb.text}")
+        connection.known.add(address.actor)
+        return dict(pickle.loads(answer.verb.payload.stream))
 
     def _send(self, connection: Connection, run: int, title: str, parcel: Parcel[Any]) -> Future:
         """Send a call, and return its answer to come."""
@@ -307,9 +339,9 @@ class Handles:
 
     def serve(self, name: str, method: str, operation: str, /, *args: Any, **kwargs: Any) -> Any:
         """Execute the call of another rank that has just begun (an operation of `Actors`)."""
-        if operation not in ("call", "send"):
+        if operation not in _OPERATIONS:
             raise MeshUsageError(f"ranks do not {operation} actors of others")
-        call = self.served.find(self._context.interrupts.running)
+        caller, call = self.served.find(self._context.interrupts.running)
         chain = (*call.chain, call.link)
         found = self._actors.get(name)
         is_plain = not method.startswith("_") and callable(getattr(type(found), method, None))
@@ -320,8 +352,20 @@ class Handles:
             value = self._actors.find(operation, (name, method))[1](*args, **kwargs)
         finally:
             _chain.reset(token)
+        if operation == "begin_stream":
+            end = Pickled(pickle.dumps(((name, method, "end_stream"), args[:1], {}), 5))
+            stream = self._actors.streams[args[0]]
+            stream.reader, stream.end = caller, msgspec.structs.replace(call, payload=end)
+            if not caller.is_open:  # it was lost before this was known
+                self._end_streams(caller)
         is_awaited = value is not None and inspect.isawaitable(value)
         return _await_in(chain, value) if is_awaited else value
+
+    def _end_streams(self, reader: Connection) -> None:
+        """Close the generators of a reader that is lost, as if it had left its loops."""
+        for stream in [*self._actors.streams.values()]:
+            if stream.reader is reader:
+                self.take(reader, Parcel(stream.end))
 
     def _divert(self, parcels: Sequence[Parcel[Any]]) -> list[Parcel[Any]]:
         """Send the answers to calls of other ranks; return the messages for the notebook, with the
@@ -480,6 +524,7 @@ class Handles:
                 reason = why or f"has ended, or was replaced, before {title} had"
                 future.set_exception(RankDied(connection.rank, reason))
         self.served.cancel(connection)  # nobody would receive the answers
+        self._end_streams(connection)
 
     def take(self, connection: Connection, parcel: Parcel[Any]) -> None:
         """Handle a message of another rank."""
@@ -496,10 +541,12 @@ class Handles:
             case PeerCancel():
                 self.served.cancel(connection, verb.run)
             case FindActor():
-                is_here = self._actors.get(verb.actor) is not None
+                is_here, mesh = self._actors.get(verb.actor) is not None, self._context.groups.mesh
+                dims = () if mesh is None else (*zip(mesh.mesh_dim_names, mesh.shape, strict=True),)
                 text = f"has no `{verb.actor}` any more: mesh.spawn makes it again"
                 failed = Failed(verb.run, "RankDied", text, "", 0)
-                connection.send(Parcel(Done(verb.run) if is_here else failed))
+                done = Done(verb.run, Pickled(pickle.dumps(dims, 5)))
+                connection.send(Parcel(done if is_here else failed))
             case Chase():
                 self._follow(verb.links)
 

@@ -59,9 +59,9 @@ class PeerCalls:
             os.eventfd_write(self.wake, 1)
         return run
 
-    def find(self, run: int) -> PeerCall:
-        """Return the call of a run."""
-        return self._calls[run][1]
+    def find(self, run: int) -> tuple[Connection, PeerCall]:
+        """Return the call of a run, and the connection on which it has arrived."""
+        return self._calls[run]
 
     def cancel(self, connection: Connection, number: int | None = None) -> None:
         """Interrupt a call that has arrived on a connection, or all of them, wherever they are."""

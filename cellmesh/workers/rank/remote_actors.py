@@ -6,22 +6,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
 
-from ...errors import HostError, MeshUsageError, RankDied, RankFailure, RemoteError
+from ...errors import HostError, RankDied, RankFailure, RemoteError
+from ...stdlib import os
 from ...wire import payload
 from ...wire.codec import Parcel
 from ...wire.handles import Address, Link, PeerCancel
 from ...wire.messages import Done
+from ...wire.nests import check_rows, indices_in, join_parts, split_rows
 from ...wire.ranks import Results, describe_ranks
+from ...wire.value_stream import ValueStream
 from .peer_connections import Connection, Future
 
 # How long a rank waits before it looks for a cycle.
@@ -33,12 +37,17 @@ class Handles(Protocol):
     """The handles of this rank (`handles.Handles`)."""
 
     def call(
-        self, address: Address, method: str, operation: str, args: Any, kwargs: Any
-    ) -> PeerRun: ...
+        self, address: Address, method: str, operation: str, *shares: tuple[Any, Any],
+        index_of: Mapping[int, int] | None = None,
+    ) -> PeerRun: ...  # fmt: skip
 
     def in_flight(self, address: Address, rank: int) -> int: ...
 
     def check(self, address: Address, rank: int) -> None: ...
+
+    def end_stream(self, address: Address, method: str, number: int) -> None: ...
+
+    def dims_of(self, address: Address, rank: int) -> dict[str, int]: ...
 
     def wait_for(self, run: PeerRun) -> AbstractContextManager[None]: ...
 
@@ -62,7 +71,10 @@ class PeerRun(Awaitable[Any]):
 
     Attributes:
         is_endless: whether the wait for it has no time-out.
+        combine: returns the value of values by rank; None for that of one rank, or `Results`.
     """
+
+    combine: Callable[[dict[int, Any]], Any] | None = None
 
     def __init__(
         self,
@@ -149,6 +161,8 @@ class PeerRun(Awaitable[Any]):
         if first is not None:
             summary = f"{self._title} failed on {describe_ranks(errors)}: {first}"
             raise RankFailure(summary, errors)
+        if self.combine is not None:
+            return self.combine(values)
         return Results(values) if len(self._calls) > 1 else next(iter(values.values()))
 
     def __repr__(self) -> str:
@@ -212,7 +226,7 @@ class RankMethod:
         self._handles, self._address, self._name = handles, address, name
 
     def _call(self, operation: str, args: Any, kwargs: Any) -> PeerRun:
-        return self._handles.call(self._address, self._name, operation, args, kwargs)
+        return self._handles.call(self._address, self._name, operation, (args, kwargs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method and return its value; in an asyncio task, a `PeerRun` to be awaited."""
@@ -239,18 +253,37 @@ class RankMethod:
             one = msgspec.structs.replace(address, ranks=(rank,))
             try:
                 self._handles.check(one, rank)
-                return self._handles.call(one, self._name, "call", args, kwargs)
+                return self._handles.call(one, self._name, "call", (args, kwargs))
             except (RankDied, HostError) as error:
                 dead = error
         raise dead
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("stream", "sharded"):
-            raise MeshUsageError(
-                f"{self._address.actor}.{self._name}.{name}: only the notebook's handle has it, as "
-                "a rank's calls are single ones"
-            )
-        raise AttributeError(name)
+    def sharded(self, *args: Any, dim: str = "", **kwargs: Any) -> PeerRun:
+        """Call the method with a part of the arguments' rows on each rank, and return a `PeerRun`
+        of the joined results without waiting; as in the notebook (`Method.sharded`).
+        """
+        address, name = self._address, f"{self._address.actor}.{self._name}"
+        dims = self._handles.dims_of(address, address.ranks[0]) if dim else {}
+        index_of = indices_in(dims, dim, address.ranks)
+        num_parts = max(index_of.values()) + 1
+        check_rows((args, kwargs), num_parts, name)
+        parts = [split_rows((args, kwargs), index, num_parts) for index in range(num_parts)]
+        address = msgspec.structs.replace(address, ranks=(*index_of,))
+        run = self._handles.call(address, self._name, "call", *parts, index_of=index_of)
+        run.combine = functools.partial(join_parts, index_of)
+        return run
+
+    def stream(self, *args: Any, ahead: int = 4, **kwargs: Any) -> ValueStream:
+        """Iterate over the values that the method yields, in a ``for`` or ``async for`` loop; as in
+        the notebook (`Method.stream`).
+        """
+        number = int.from_bytes(os.urandom(8))  # those of the notebook are small
+
+        def start(operation: str, args: Any = (), kwargs: Any = None) -> PeerRun:
+            return self._call(operation, (number, *args), kwargs or {})
+
+        end = functools.partial(self._handles.end_stream, self._address, self._name, number)
+        return ValueStream(start, end, ahead, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<method {self._address.actor}.{self._name}>"

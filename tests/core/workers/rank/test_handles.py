@@ -54,13 +54,13 @@ class Rank(RankContext):
     """
 
     def __init__(self, directory: Path, rank: int, *names: str) -> None:
-        nothing: Any = SimpleNamespace(rank=rank, running=-1, tasks={})
+        nothing: Any = SimpleNamespace(rank=rank, running=-1, tasks={}, mesh=None)
         super().__init__(nothing, nothing, nothing, nothing, nothing, f"{directory}/code/current")
         self.interrupts = Interrupts()
         self.arrived: list[Parcel[Any]] = []
         self.answer: Callable[[Any], Any]
         named = dict.fromkeys(names, object())
-        vars(self)["actors"] = SimpleNamespace(get=named.get, name_of=lambda value: "")
+        vars(self)["actors"] = SimpleNamespace(get=named.get, name_of=lambda value: "", streams={})
         self.tasks = SimpleNamespace(
             let_wake=lambda peers: None, add=self.arrived.append, wake=1, awaits_heal=False
         )
@@ -108,8 +108,8 @@ def wait_until(is_true: Callable[[], object]) -> None:
 def test_no_rank_is_called_if_one_of_them_cannot_be(directory: Path, caller: Handles) -> None:
     zero = Rank(directory, 0, "counter")
     with pytest.raises(RankDied, match="rank 1 of left is dead, or was replaced"):
-        caller.call(address_of(directory, 0, 1), "add", "call", (), {})
-    caller.call(address_of(directory, 0), "double", "call", (), {})
+        caller.call(address_of(directory, 0, 1), "add", "call", ((), {}))
+    caller.call(address_of(directory, 0), "double", "call", ((), {}))
     wait_until(lambda: zero.arrived)
     titles = [call.link.title for _, call in zero.handles.served._calls.values()]
     assert titles == ["counter.double on left 0"]
@@ -120,9 +120,9 @@ def test_a_rank_that_does_not_answer_delays_no_calls_of_others(
 ) -> None:
     zero = Rank(directory, 0, "counter")
     with ThreadPoolExecutor(2) as pool:
-        stuck = pool.submit(caller.call, address_of(directory, 1), "add", "call", (), {})
+        stuck = pool.submit(caller.call, address_of(directory, 1), "add", "call", ((), {}))
         with silent.accept()[0]:
-            done = pool.submit(caller.call, address_of(directory, 0), "add", "call", (), {})
+            done = pool.submit(caller.call, address_of(directory, 0), "add", "call", ((), {}))
             done.result(peer_connections.GREET_S / 2)
             wait_until(lambda: zero.arrived)
         with pytest.raises(RankDied):
@@ -134,7 +134,7 @@ def test_the_error_says_that_a_rank_lives_but_does_not_answer(
 ) -> None:
     monkeypatch.setattr(peer_connections, "GREET_S", 0.05)
     with pytest.raises(HostError, match=r"rank 1 of left has not answered .* stopped"):
-        caller.call(address_of(directory, 1), "add", "call", (), {})
+        caller.call(address_of(directory, 1), "add", "call", ((), {}))
 
 
 def test_any_passes_over_a_rank_that_has_no_such_actor(directory: Path, caller: Handles) -> None:
