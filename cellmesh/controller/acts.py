@@ -22,6 +22,7 @@ from ..wire.status import RankInfo, RankState
 from ..wire.values import PullNames
 from .arguments import CellSyntaxError, check_expression
 from .core.effects import describe_healing
+from .core.mesh_state import order_of
 from .core.runs import STOP_S
 from .mesh import Mesh
 from .output.console import COLOUR, Sink, in_terminal
@@ -249,7 +250,9 @@ def _result(mesh: Mesh, run: Run[Any], caller: Caller, limit_s: float | None) ->
         with contextlib.suppress(TimeoutError):
             return run.result(QUIET_S)
         limit_s = None if limit_s is None else limit_s - QUIET_S
-        earlier = next(iter(runs.on(run.ranks)), run)
+        # A call of another rank is known once it executes, and so is before those that wait.
+        work = [each for each in runs.on(run.ranks) if not each.interleaves]
+        earlier = min(work, key=lambda each: order_of(each.number), default=run)
         if earlier is not run:
             how = f"`cellmesh interrupt {mesh.name}` interrupts both"
             caller.sink.note(f"waits for {earlier.title}, which still runs: {how}")

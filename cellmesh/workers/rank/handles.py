@@ -374,12 +374,12 @@ class Handles:
         kept = []
         for parcel in parcels:
             verb, run = parcel.verb, getattr(parcel.verb, "run", -1)
-            if run not in PEER_RUNS:
+            if run not in PEER_RUNS or type(verb) is Imports:
                 self._last_run = run if type(verb) in (Done, Failed, Output) else self._last_run
                 kept.append(parcel)
             elif type(verb) in (Done, Failed, PeerWork):
                 kept += self.served.divert(parcel)
-            elif type(verb) not in (Failing, Imports):
+            elif type(verb) is not Failing:
                 kept.append(Parcel(msgspec.structs.replace(verb, run=self._last_run), parcel[1]))
         return kept
 

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from cellmesh.cli.main import main
-from cellmesh.controller.acts import Exec, Heal, Recorder, Thrown
+from cellmesh.controller.acts import QUIET_S, Exec, Heal, Recorder, Thrown, _result
 from cellmesh.controller.output.fold import AlikeLines, Block, Gap, Line, Live, Rich
+from cellmesh.wire.peer_calls import PEER_RUNS
 from tests.core.cli.test_rendering import put
 
 
@@ -101,3 +103,23 @@ def test_the_holders_line_has_the_first_line_of_a_cell_or_the_ranks() -> None:
     assert Exec(source="\nprint(1)\nprint(2)\n").subject == "print(1) ..."
     assert Exec(source="loss").subject == "loss"
     assert (Heal().subject, Heal(ranks="0-2").subject) == ("all ranks", "0-2")
+
+
+def test_the_run_before_a_command_is_named_and_no_call_that_waits_beside() -> None:
+    notes = list[str]()
+
+    def still_runs(limit_s: float | None) -> str:
+        if limit_s == QUIET_S:
+            raise TimeoutError
+        return "value"
+
+    own = SimpleNamespace(number=9, ranks=(0,), interleaves=False, result=still_runs)
+    beside = SimpleNamespace(number=3, title="gen.serve", interleaves=True)
+    call = SimpleNamespace(number=PEER_RUNS.start, title="gen.sample for t 0", interleaves=False)
+    for runs, name in (((beside, own), None), ((beside, own, call), call.title)):
+        session = SimpleNamespace(runs=SimpleNamespace(on=lambda _, runs=runs: runs))
+        mesh: Any = SimpleNamespace(name="dev", rank_set=SimpleNamespace(session=session))
+        caller: Any = SimpleNamespace(sink=SimpleNamespace(note=notes.append))
+        assert _result(mesh, own, caller, None) == "value"  # type: ignore[arg-type]
+        text = f"waits for {name}, which still runs: `cellmesh interrupt dev` interrupts both"
+        assert notes == ([text] if name else [])

@@ -29,9 +29,11 @@ from cellmesh.wire.handles import (
 )
 from cellmesh.wire.hosts import HostPart
 from cellmesh.wire.messages import Done, Pickled
+from cellmesh.wire.peer_calls import PEER_RUNS
 from cellmesh.wire.routing import MAX_ROUTED_BYTES, Routed
 from cellmesh.wire.stream import Channel
 from cellmesh.wire.ticket import write_ticket
+from cellmesh.wire.verbs import Imports
 from cellmesh.workers.rank import peer_connections
 from cellmesh.workers.rank.features import RankContext
 from cellmesh.workers.rank.handles import Handles, _await_in
@@ -295,3 +297,8 @@ def test_only_an_await_without_a_time_out_can_close_a_cycle(
     asyncio.run(_await_in((link,), call()))
     assert seen == [(True, {run: link} if is_endless else {})]
     assert not caller._awaited
+
+
+def test_imports_of_calls_reach_the_notebook(directory: Path) -> None:
+    imports = Parcel(Imports(PEER_RUNS.start, ("scipy",), (1.0,), ("scipy",)))
+    assert Rank(directory, 0).handles._divert([imports]) == [imports]
