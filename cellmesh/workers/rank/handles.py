@@ -11,6 +11,7 @@ ranks that wait for each other.
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import contextvars
@@ -96,8 +97,7 @@ class Handles:
         self._context, self._actors, self._pid = context, context.actors, context.pid
         # As numbers of runs on other ranks are made of them, those of each rank begin elsewhere.
         self._numbers = itertools.count(int.from_bytes(os.urandom(4)))
-        # Of what other threads than the reading one change; `end_stream` may be called within.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of what other threads than the reading one change
         self._epoll: select.epoll | None = None  # of all sockets
         self._gate: select.epoll | None = None  # of `_epoll` while the other thread is to read it
         self._reading, self._polled_at = threading.RLock(), 0.0
@@ -105,6 +105,7 @@ class Handles:
         self._listener: socket.socket | None = None
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._outgoing: dict[tuple[str, int], Connection] = {}  # by mark and rank
+        self._ending = collections.deque[tuple[Address, str, int]]()  # streams
         self.relays, self.is_listening = Relays(context), False
         self.served = PeerCalls(context)
         self._last_run = -1  # the last run of the notebook, whose output that of calls joins
@@ -194,13 +195,17 @@ class Handles:
         return payload.dumps(call, title, self.reduce)
 
     def end_stream(self, address: Address, method: str, number: int) -> None:
-        """Close the generators of a stream on the ranks to which there is a connection, without
-        waiting; usable where this thread collects garbage.
+        """Close the generators of a stream on its ranks, without waiting; the thread that reads
+        does so, as this one may be anywhere if it collects garbage.
         """
+        self._ending.append((address, method, number))
+        os.eventfd_write(self.relays.wake, 1)
+
+    def _end_stream(self, address: Address, method: str, number: int) -> None:
         known = {rank: self._outgoing.get((address.mark, rank)) for rank in address.ranks}
         ranks = tuple(rank for rank, to in known.items() if to is not None and to.is_open)
         there = msgspec.structs.replace(address, ranks=ranks)
-        with self._context.interrupts, contextlib.suppress(CellmeshError):
+        with contextlib.suppress(CellmeshError):
             self.call(there, method, "end_stream", ((number,), {}))
 
     def check(self, address: Address, rank: int) -> None:
@@ -254,6 +259,7 @@ class Handles:
             known = self._outgoing.get(key)
             if known is None or not known.is_open:
                 known = self._outgoing[key] = dialled or self.relays.to(*key)
+                self._start()  # also for answers of other hosts, for which there is no socket
                 if known is dialled:
                     self._read(known)
         if dialled is not None and known is not dialled:  # another thread has been faster
@@ -470,6 +476,8 @@ class Handles:
                         self._hear(connection)
                 elif descriptor == self.relays.wake:
                     self.relays.hear(self)
+                    while self._ending:
+                        self._end_stream(*self._ending.popleft())
                 elif self._listener is not None and descriptor == self._listener.fileno():
                     self._meet(self._listener.accept()[0])
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from cellmesh.errors import MeshUsageError, RankFailure
 from cellmesh.wire import payload
 from cellmesh.wire.codec import Parcel
+from cellmesh.wire.handles import Address, mark_of
+from cellmesh.wire.hosts import HostPart
 from cellmesh.wire.messages import Done, Failed
+from cellmesh.wire.routing import Routed
 from cellmesh.wire.ticket import write_ticket
 from cellmesh.workers.rank.actors import Actors
 from cellmesh.workers.rank.handles import Handles
+from cellmesh.workers.rank.relayed import hear
 from cellmesh.workers.rank.remote_actors import RankActor
 
 from ....support.tickets import make_ticket
@@ -140,6 +146,33 @@ def test_a_stream_is_closed_with_its_reader(
         connection.close()
     wait_until(lambda: [rank.log for rank in ranks] == [[0, 1, "closed"]] * 2)
     assert [rank.actors.streams for rank in ranks] == [{}, {}]
+
+
+def test_a_stream_between_hosts_is_closed_with_its_reader(tmp_path: Path) -> None:
+    made: dict[str, Any] = {}
+    for name, kind in (("near", Rank), ("far", Serving)):
+        (directory := tmp_path / name).mkdir(0o700)
+        host = HostPart(0, 2, name, 0, 1, "")
+        write_ticket(make_ticket(name=name, key=name, directory=str(directory), host=host))
+        made[name] = kind(directory, 0)
+
+    def carry(to: str, by: str, parcel: Parcel[Any]) -> None:
+        hear(made[to], msgspec.structs.replace(parcel.verb, mark=mark_of(by)), parcel.buffers)
+
+    near, far = made["near"], made["far"]
+    near.post = functools.partial(carry, "far", "near")
+    far.post = functools.partial(carry, "near", "far")
+    there = Address(mark_of("far"), "far", str(tmp_path / "far"), "counter", "Counter", (0,))
+    actor = RankActor(near.handles, there)
+    assert [*actor.values.stream(2)] == [0, 1]
+    wait_until(lambda: not far.actors.streams)
+    far.log.clear()
+    stream = actor.values.stream(9, ahead=1)
+    assert next(stream) == 0
+    wait_until(lambda: far.log == [0, 1])
+    hear(far, Routed(mark_of("near"), 0, why_lost="of near was killed"), ())
+    wait_until(lambda: far.log == [0, 1, "closed"])
+    stream.close()
 
 
 def test_rows_are_shared_among_ranks_and_results_joined(actor: Any, ranks: list[Serving]) -> None:
