@@ -6,6 +6,7 @@ import pytest
 
 from cellmesh.controller.core.runs import STOP_S
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
+from cellmesh.wire.groups import GroupCount
 from cellmesh.wire.messages import Pickled
 from cellmesh.wire.verbs import RunCall
 
@@ -133,6 +134,21 @@ def test_ranks_whose_calls_wait_may_still_join_a_collective(waits: bool) -> None
     world.ranks[1].collective = "all_reduce"
     world.wait(10.0)
     assert bool(world.ranks[1].released) is not waits
+
+
+@pytest.mark.parametrize("kind", ["met", "not met", "later call"])
+def test_a_call_that_waits_joins_no_collective_after_those_of_a_later_run(kind: str) -> None:
+    world = World(2).start()
+    if kind != "later call":
+        world.waiting([0])
+    run = world.running()
+    if kind == "later call":
+        world.waiting([0])
+    world.ranks[1].collective = "all_reduce"
+    world.ranks[0].done(counts=() if kind == "not met" else (GroupCount("0", (), 3),))
+    world.wait(10.0)
+    assert run.waiting_ranks() == [1]
+    assert bool(world.ranks[1].released) == (kind == "met")
 
 
 @pytest.mark.parametrize("is_again", [True, False])

@@ -19,7 +19,7 @@ from cellmesh.wire.codec import (
     at_rank_for_work,
     encode,
 )
-from cellmesh.wire.groups import Blueprint, Describe, Heal
+from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal
 from cellmesh.wire.inspect import Names
 from cellmesh.wire.messages import (
     Done,
@@ -81,12 +81,12 @@ class ScriptedRank:
     def print(self, text: str, stream: Any = "stdout") -> None:
         self._say(Output(self.queue[0], stream, text))
 
-    def done(self, value: Any = None) -> None:
-        """Answer the first run with a value."""
+    def done(self, value: Any = None, counts: Sequence[GroupCount] = ()) -> None:
+        """Answer the first run with a value, after collectives."""
         assert self.running, "work that is held back cannot end"
         run = self.queue.popleft()
         if value is None:
-            self._say(Done(run))
+            self._say(Done(run, counts=tuple(counts)))
         else:
             pickled, buffers = payload.dumps(value, "value")
             self._say(Done(run, pickled), buffers)

@@ -51,6 +51,7 @@ class Pending(msgspec.Struct):
         judged_at: when its ranks were last examined for a deadlock.
         was_in_step: whether an optimizer's step was interrupted.
         is_waited_for: whether the user waits for it and submits nothing else before it ends.
+        met: ranks that have ended it, and have begun collectives in it.
         fills: whether it may put objects into the user's namespace on its ranks.
         title: name of the run in texts for users.
     """
@@ -73,6 +74,7 @@ class Pending(msgspec.Struct):
     phase: RunPhase = "running"
     was_in_step: bool = False
     is_waited_for: bool = False
+    met: set[int] = msgspec.field(default_factory=set)
     fills: bool = False
     title: str = ""
 
@@ -313,9 +315,8 @@ class MeshState(msgspec.Struct):
         beside work only if there is no other; "" if unknown.
         """
         titles = dict.fromkeys(ranks, "")
-        for _, pending in sorted(
-            self.pending.items(), key=lambda each: (each[1].is_work, -order_of(each[0]))
-        ):
+        runs = sorted(self.pending.items(), key=lambda one: (one[1].is_work, -order_of(one[0])))
+        for _, pending in runs:
             if (pending.is_work or pending.interleaves) and pending.is_sent:
                 titles.update((rank, pending.title) for rank in pending.ranks if rank in titles)
         return titles

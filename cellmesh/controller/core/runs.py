@@ -321,6 +321,8 @@ class Runs:
         if type(parcel.verb) is Done:
             if pending.fills and (self._mesh.news or self._mesh.failed):
                 self._mesh.forget_news(ranks)
+            if parcel.verb.counts:
+                pending.met.update(ranks)
         else:
             pending.has_failed = True
             self._mesh.failed.update(dict.fromkeys(ranks, pending.title))

@@ -125,8 +125,10 @@ class Sweeps:
             return []
         pending.judged_at = now
         own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
-        # Ranks that may join nevertheless.
-        serve = {r for r, s in states.items() if s.run in PEER_RUNS or s.waiting}
+        # Ranks that may join nevertheless: in a call of another rank, or in one that waits. The
+        # latter may begin no collective after those of a run that began later (`CollectiveOrder`).
+        newest = {r: max((s.run, *(each.run for each in s.waiting))) for r, s in states.items()}
+        serve = {r for r, last in newest.items() if last > (run if r in pending.met else -1)}
         absent = self._mesh.find_absent(pending, with_work) - self.came - serve
         patience_s = max(self._settle_s, SWEEP_S)  # ranks answer at different moments
         verdict = find_verdict(own, absent, self._mesh.num_ranks, patience_s, self._mesh.dead)
