@@ -371,6 +371,9 @@ class Method:
             sink=sink,
         )
 
+    def __reduce__(self) -> Any:
+        return getattr, (Actor(self._spawned, self._rank_set.ranks), self._name)
+
     def __repr__(self) -> str:
         signature = "(...)"
         with contextlib.suppress(ValueError):  # some of Python's own methods have none
@@ -397,8 +400,10 @@ def spawn(
 
         check_on_death(on_death, kind)
     name = name or kind.__name__.lower()
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise MeshUsageError(f"name={name!r}: an actor's name is a variable of the ranks")
+    if not str(name).isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise MeshUsageError(
+            f"name={name!r}: an actor's name is a variable of the ranks; choose one, by name=..."
+        )
     if name == "mesh" or hasattr(builtins, name):
         raise MeshUsageError(
             f"name={name!r}: that is {'the DeviceMesh' if name == 'mesh' else 'a name of Python'} "

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -17,6 +17,7 @@ from IPython.core.completer import Completion, CompletionContext, SimpleCompleti
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.tokenutil import token_at_cursor
 
+from ..controller.actors import Actor
 from ..controller.inspect import look_at_one
 from ..controller.mesh import Mesh
 from ..controller.ranks import Ranks
@@ -94,7 +95,8 @@ class CellCompletion:
 
         @context_matcher(identifier="cellmesh.options", priority=100)  # type: ignore[untyped-decorator]
         def match_options(context: CompletionContext) -> dict[str, Any]:
-            return self._match_options(context)
+            methods = complete_handle(context.text_until_cursor, self._shell.user_ns)
+            return _as_matches(methods) if methods else self._match_options(context)
 
         self._matcher = match_options
         completer.custom_matchers.append(match_options)
@@ -179,14 +181,7 @@ class CellCompletion:
     def _match_options(self, context: CompletionContext) -> dict[str, Any]:
         line = context.text_until_cursor
         found = complete_line(line, lambda *word: self._complete_word(line, *word))
-        if found is None:
-            return {"completions": [], "suppress": False}
-        return {
-            "completions": [SimpleCompletion(text, type=found.kind) for text in found.texts],
-            "matched_fragment": found.typed,
-            "suppress": True,
-            "ordered": True,
-        }
+        return {"completions": [], "suppress": False} if found is None else _as_matches(found)
 
     def _complete_word(self, line: str, typed: str, meaning: Meaning) -> Choices:
         if meaning == "mesh":
@@ -207,6 +202,34 @@ class CellCompletion:
         if found is None:
             return Choices(typed, ())
         return Choices(typed[found.begin :], found.texts)
+
+
+def _as_matches(found: Choices) -> dict[str, Any]:
+    return {
+        "completions": [SimpleCompletion(text, type=found.kind) for text in found.texts],
+        "matched_fragment": found.typed,
+        "suppress": True,
+        "ordered": True,
+    }
+
+
+_INDEXED = re.compile(r"([^\W\d]\w*)\[[^.\n]*\]\.(\w*)$")
+
+
+def complete_handle(text: str, names: Mapping[str, Any]) -> Choices | None:
+    """Return the methods with which a text may end, of a part of an actor, as in ``trainer[0].st``;
+    None if its end is no part of an actor. IPython and jedi do not evaluate ``trainer[0]``.
+
+    Args:
+        text: the text up to the cursor.
+        names: the notebook's variables.
+    """
+    match = _INDEXED.search(text)
+    handle = names.get(match[1]) if match is not None else None
+    if match is None or not isinstance(handle, Actor):
+        return None
+    found = tuple(name for name in dir(handle) if name.startswith(match[2]))
+    return Choices(match[2], found, "function")
 
 
 def _give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:

@@ -4,9 +4,13 @@ cellmesh's objects as widgets.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import difflib
 import functools
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +58,23 @@ def _show_inspection(inspection: Any) -> None:
     display({"text/plain": static.text, "text/html": static.html}, raw=True)  # type: ignore[no-untyped-call]
 
 
+def wake_at_signals() -> None:
+    """Let signals wake the event loop of the kernel on whose main thread this is called.
+
+    On a signal, ipykernel's handler adds the cancellation of an awaited cell to the loop, which
+    otherwise goes on waiting until its next event: the stop button has no effect on ``await run``.
+    """
+    with contextlib.suppress(RuntimeError, ValueError):  # no loop runs here; not the main thread
+        loop = asyncio.get_running_loop()
+        if (before := signal.set_wakeup_fd(-1)) != -1:  # loaded before
+            signal.set_wakeup_fd(before)
+            return
+        wakened, waker = os.pipe()
+        os.set_blocking(waker, False)
+        loop.add_reader(wakened, os.read, wakened, 4096)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+
+
 class Extension:
     """The parts of the extension in one IPython shell: magics, completion, displays, transformer.
 
@@ -83,6 +104,7 @@ class Extension:
         self._shell.events.register("post_run_cell", self.commands.await_recovery)
         self._shell.events.register("post_run_cell", propose_magic)
         self._completion.install()
+        wake_at_signals()
         if self._shell.display_formatter is not None:
             _register_displays(self._shell.display_formatter)
         self._failures.install()

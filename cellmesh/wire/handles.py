@@ -218,6 +218,8 @@ class Stray:
         raise refuse(self._address, self._why)
 
     def __len__(self) -> int:
+        if not self._address.actor:  # else a mesh would be false, and code take another one
+            raise refuse(self._address, self._why)
         return len(self._address.ranks)
 
     def __reduce__(self) -> Any:
@@ -267,6 +269,6 @@ def find_method(kind: type, actor: str, name: str) -> tuple[Any, Any]:
         return found, getattr(found, "__func__", function)
     what = "no method" if found is None else f"no method of that name, but a {type(found).__name__}"
     raise NoMethodError(
-        f"{kind.__name__} has {what}: {name!r}{did_you_mean(name, methods_of(kind))}. A handle "
-        f"calls methods; mesh.pull('{actor}.{name}') returns attributes"
+        f"{kind.__name__} has {what}: {name!r} (a handle calls methods; "
+        f"mesh.pull('{actor}.{name}') returns attributes){did_you_mean(name, methods_of(kind))}"
     )

@@ -168,6 +168,15 @@ def test_an_object_and_a_handle_return_as_handles(left: Any, right: Any) -> None
     assert (repr(found["self"]), repr(found["other"])) == (repr(right[0]), repr(left))
 
 
+def test_a_method_travels_as_its_handle_does(
+    meshes: tuple[cm.Mesh, cm.Mesh], left: Any, right: Any
+) -> None:
+    method = left[0].add
+    assert [mesh[0].run(lambda: method(0)) for mesh in meshes] == [left[0].add(0)] * 2
+    with pytest.raises(MeshUsageError, match=r"no method: 'version' .*mesh.pull"):
+        meshes[1][0].run(lambda: left.version)
+
+
 def test_a_handle_in_another_process_says_why_it_cannot_be_used(left: Any, tmp_path: Path) -> None:
     (tmp_path / "handle").write_bytes(pickle.dumps(left))
     script = (

@@ -129,16 +129,17 @@ class Handles:
         return Stray(address, gone) if found is None else found
 
     def _mesh(self, address: Address) -> Any:
-        """Return the DeviceMesh that cells find as ``mesh``, for the mesh of the notebook."""
+        """Return the DeviceMesh that cells find as ``mesh``, for the mesh of the notebook; an
+        object that refuses its use, if that is another mesh or has no process group.
+        """
         from torch.distributed.device_mesh import DeviceMesh
 
         if address.mark != self.peer.mark:
-            raise MeshUsageError(
-                f"code for ranks of {self.peer.mesh} names {address.mesh}, another mesh: on ranks, "
-                f"their own is their DeviceMesh (`%dist_use {self.peer.mesh}` makes it `mesh`)"
-            )
+            own = f"{self.peer.mesh}, that of this rank, whose DeviceMesh is `mesh` here"
+            return Stray(address, f"is another mesh than {own}")
         variable = self._context.shell.user_ns.get("mesh")
-        return variable if isinstance(variable, DeviceMesh) else self._context.groups.mesh
+        found = variable if isinstance(variable, DeviceMesh) else self._context.groups.mesh
+        return found or Stray(address, "has no process group, and its rank no DeviceMesh")
 
     def reduce(self, value: Any) -> Any:
         """Return a pickle reduction of a value that leaves this rank, as `reduce_for_notebook`; the

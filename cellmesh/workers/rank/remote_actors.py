@@ -285,6 +285,9 @@ class RankMethod:
         end = functools.partial(self._handles.end_stream, self._address, self._name, number)
         return ValueStream(start, end, ahead, args, kwargs)
 
+    def __reduce__(self) -> Any:
+        return getattr, (RankActor(self._handles, self._address), self._name)
+
     def __repr__(self) -> str:
         return f"<method {self._address.actor}.{self._name}>"
 

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import UnpicklableError
 from ...wire import payload, segments
 from ...wire.codec import Frame
+from ...wire.handles import Stray
 from ...wire.inspect import Refusal
 from ...wire.messages import Pickled
 from ...wire.segment_pool import SegmentPool
@@ -189,7 +190,7 @@ def find_missing_names(
         known = function.__globals__
         lacking = found.setdefault(id(known), (known, {}))[1]
         for name in names:
-            if name not in known:
+            if _lacks(known, name):
                 lacking[name] = name
             elif mesh is not None and known[name] is mesh:
                 lacking[name] = "mesh"
@@ -246,6 +247,13 @@ def _functions_of(value: Any) -> list[types.FunctionType]:
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
+def _lacks(known: dict[str, Any], name: str) -> bool:
+    """Return whether globals have no variable of a name, or as ``mesh`` a mesh of the notebook that
+    is not the rank's.
+    """
+    return name not in known or (name == "mesh" and type(known[name]) is Stray)
+
+
 def bind(
     function: types.FunctionType, names: Iterable[str], namespace: Mapping[str, Any]
 ) -> list[Any]:
@@ -255,7 +263,7 @@ def bind(
     known = function.__globals__
     parts = []
     for name in names:
-        if name not in known and name in namespace and not hasattr(builtins, name):
+        if name in namespace and _lacks(known, name) and not hasattr(builtins, name):
             known[name] = namespace[name]
         if name in known:
             parts.append(known[name])

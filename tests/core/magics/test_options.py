@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from cellmesh.controller.actors import Actor
 from cellmesh.errors import MeshUsageError
-from cellmesh.magics.completion import complete_line
+from cellmesh.magics.completion import complete_handle, complete_line
 from cellmesh.magics.extension import propose_magic
 from cellmesh.magics.options import (
     CELL_MAGICS,
@@ -234,3 +235,31 @@ def test_the_nearest_magic_is_proposed(
     capsys.readouterr()
     propose_magic(result)
     assert capsys.readouterr().err == proposed
+
+
+class Trainer(Actor):
+    """A handle of a class with three methods."""
+
+    def __init__(self) -> None: ...
+
+    def __dir__(self) -> list[str]:
+        return ["load", "step", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("trainer[0].", ("load", "step", "stop")),
+        ("x = f(trainer[[0, 1]].st", ("step", "stop")),
+        ("trainer[-1:].lo", ("load",)),
+        ("trainer.", None),
+        ("losses[0].", None),
+        ("unknown[0].", None),
+        ("trainer[0].step.su", None),
+    ],
+)
+def test_methods_of_a_part_of_an_actor_are_completed(
+    line: str, expected: tuple[str, ...] | None
+) -> None:
+    found = complete_handle(line, {"trainer": Trainer(), "losses": [0.1]})
+    assert (found and found.texts) == expected

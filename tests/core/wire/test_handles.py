@@ -18,6 +18,7 @@ from cellmesh.wire.handles import (
     NoMethodError,
     Peer,
     PeerCall,
+    Stray,
     at_rank_from_rank,
     closes_last,
     describe_cycle,
@@ -46,6 +47,13 @@ def test_a_mark_identifies_a_key_and_hides_it() -> None:
     key = new_key()
     assert mark_of(key) == mark_of(key) != mark_of(new_key())
     assert mark_of(key) not in key
+
+
+def test_a_mesh_that_cannot_be_used_has_no_truth_value_so_no_other_is_taken_for_it() -> None:
+    stray = Stray(Address("mark", "scorer", "/d", "", "", ()), "has no process group")
+    for use in (bool, len, lambda mesh: mesh.ndim, lambda mesh: mesh["dp"]):
+        with pytest.raises(MeshUsageError, match=r"^mesh scorer has no process group$"):
+            use(stray)
 
 
 def test_messages_of_ranks_are_decoded_and_others_refused() -> None:
