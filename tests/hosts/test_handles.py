@@ -49,6 +49,9 @@ def test_ranks_of_different_hosts_call_each_other(meshes: tuple[cm.Mesh, cm.Mesh
     for size in (9 << 20, 17 << 20):  # the result, or the argument, is too large
         with pytest.raises(RankFailure, match="too much for a call between hosts"):
             own.call("double", bytes(size))
+    assert own.read("values", 3) == [0, 1, 2]
+    assert own.read_async(last=1) == [0, 1]
+    assert other.share_async(3) == ([0, 2, 4], [2, 1])
     with pytest.raises(RankFailure, match="no such"):
         other.call("fail")
     back = far[1].spawn(Counter, near.spawn(Counter, name="plain"), name="back")
