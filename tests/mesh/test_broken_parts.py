@@ -15,7 +15,6 @@ import cellmesh as cm
 from cellmesh.controller.core.core import Core
 from cellmesh.errors import CellmeshError
 from cellmesh.workers.rank import features
-from tests.conftest import check_nothing_left
 
 # Both are read by every interpreter that starts. The modules to break are in the environment.
 BREAKER = """
@@ -108,7 +107,6 @@ def test_broken_features_are_named_where_they_are_used_and_cost_nothing_else(
         mesh.cell("x += 1")
         assert mesh[0].pull("x") == 2
         assert mesh[0].run(lambda: 2) == 2
-    check_nothing_left(runtime_dir)
 
 
 def test_an_agent_and_a_link_whose_handlers_raise_go_on_and_say_so(
@@ -142,4 +140,3 @@ def test_an_agent_and_a_link_whose_handlers_raise_go_on_and_say_so(
         assert "the mesh's agent met an error at" in text
     assert "the notebook's link to the mesh met an error at" in shown
     assert "RuntimeError: the core fails" in shown
-    check_nothing_left(runtime_dir)

@@ -11,7 +11,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import RanksInterrupted
-from tests.conftest import check_nothing_left, clean_runtime_dir
+from tests.conftest import clean_runtime_dir
 from tests.mesh.conftest import Recorder
 
 IMPORT = "from tests.mesh import backends\nbackends.register()"
@@ -161,4 +161,3 @@ def test_with_debug_level_detail_waits_end_and_models_train_on(runtime_dir: Path
         with pytest.raises(cm.RankFailure, match="mismatch"):
             mesh.cell("dist.all_reduce(torch.ones(1 + rank))")
         mesh.cell("x = torch.ones(1)\ndist.all_reduce(x)")
-    check_nothing_left(runtime_dir)

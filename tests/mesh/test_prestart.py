@@ -173,7 +173,6 @@ def test_the_next_mesh_of_a_script_is_forked_from_a_mesh_and_outlives_it(runtime
     assert third.pull("kept").list == [3]
     third.stop()
     second.stop()
-    check_nothing_left(runtime_dir)
 
 
 def test_nothing_is_left_of_the_meshes_of_a_killed_script(runtime_dir: Path) -> None:
@@ -183,7 +182,6 @@ def test_nothing_is_left_of_the_meshes_of_a_killed_script(runtime_dir: Path) -> 
         assert script.stdout is not None
         assert script.stdout.readline() == "2\n"
         script.kill()
-    check_nothing_left(runtime_dir)
 
 
 @pytest.mark.parametrize("stage", ["importing", "kept"])

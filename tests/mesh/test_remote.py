@@ -22,7 +22,7 @@ from cellmesh.controller.acts import Exec
 from cellmesh.controller.session.guests import NAME, Request
 from cellmesh.errors import RanksInterrupted
 from cellmesh.wire.ticket import read_ticket, runtime_root
-from tests.conftest import check_nothing_left, clean_runtime_dir
+from tests.conftest import clean_runtime_dir
 
 from .conftest import Recorder
 from .test_kernel import open_notebook
@@ -250,4 +250,3 @@ def test_a_command_runs_in_the_mesh_of_a_kernel(runtime_dir: Path) -> None:
         shown = notebook.run("%dist_pull x --all --as x\nprint(x.list)")
         assert "[10, 12]" in shown.text()
         assert notebook.run("%dist_stop").status == "ok"
-    check_nothing_left(runtime_dir)

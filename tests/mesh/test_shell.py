@@ -13,8 +13,6 @@ from pathlib import Path
 import pexpect  # type: ignore[import-untyped]
 import pytest
 
-from tests.conftest import check_nothing_left
-
 WAIT_S = 60.0
 _CONTROLS = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[>=])|\r")
 
@@ -34,7 +32,6 @@ def dev(runtime_dir: Path) -> Iterator[str]:
     yield started.stdout
     stopped = cellmesh("stop", "dev")
     assert stopped.stdout.startswith("stopped dev: 2 ranks")
-    check_nothing_left(runtime_dir)
 
 
 class Terminal:
