@@ -9,13 +9,15 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -109,6 +111,16 @@ def pytest_terminal_summary(
     tiers = sorted(path.name for path in folders if path.name != "support")
     for line in tiers_left_out(terminalreporter.stats, tiers):
         terminalreporter.write_line(line, yellow=True)
+
+
+def run_python(
+    *arguments: object, check: bool = True, timeout: float = 100, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter to its end; fail with its error output unless its status is 0."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+    assert not (check and done.returncode), done.stderr
+    return done
 
 
 @contextlib.contextmanager

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import cellmesh
+from tests.conftest import run_python
 from tests.support.import_graph import (
     MODULES,
     PACKAGE,
@@ -82,9 +80,7 @@ def test_no_two_folders_import_each_other() -> None:
 def test_torch_is_not_imported() -> None:
     heavy = "print(*sorted({'torch', 'numpy', 'zmq'} & {*sys.modules}))"
     script = f"import sys, cellmesh; {heavy}; import {', '.join(ENTRIES)}; {heavy}"
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
+    result = run_python("-c", script)
     package, entries = result.stdout.splitlines()
     assert package == ""
     assert "torch" not in entries.split()
@@ -93,9 +89,7 @@ def test_torch_is_not_imported() -> None:
 def test_a_start_launches_before_it_imports_the_session() -> None:
     """A mesh's zygote imports torch in the time of the imports that the launch does not need."""
     script = "import sys, cellmesh.controller.session.start; print(*sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
+    result = run_python("-c", script)
     imported = set(result.stdout.split())
     assert not imported & {"zmq", "asyncio", "psutil", "cloudpickle", "email", "secrets"}
     assert "cellmesh.controller.session.session" not in imported

@@ -130,13 +130,6 @@ def test_names_of_ranks_are_found_when_a_method_is_called(mesh: cm.Mesh) -> None
     mesh.drop(reader)
 
 
-def test_async_methods_wait_beside_others(counter: Any) -> None:
-    run = counter.wait.submit("first")
-    assert counter.add().list == [1] * 4
-    counter.let_go("first")
-    assert run.result(WAIT_S).list == ["first"] * 4
-
-
 def test_any_takes_the_living_rank_with_the_fewest_calls(counter: Any) -> None:
     runs = [counter.wait.any("some") for _ in range(6)]
     assert [run.ranks for run in runs] == [(0,), (1,), (2,), (3,), (0,), (1,)]
@@ -370,8 +363,6 @@ def test_a_handle_ends_with_its_actor(mesh: cm.Mesh, counter: Any) -> None:
 def test_what_cannot_be_an_actor_is_refused(mesh: cm.Mesh) -> None:
     with pytest.raises(MeshUsageError, match=r"is no class: mesh.spawn"):
         mesh.spawn(Counter())  # type: ignore[arg-type]
-    with pytest.raises(MeshUsageError, match=r"argument 0 of counter.__init__"):
-        mesh.spawn(Counter, (i for i in range(3)))
 
     class Locked:
         lock = threading.Lock()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import cellmesh as cm
 from cellmesh.controller.core.core import Core
 from cellmesh.errors import CellmeshError
 from cellmesh.workers.rank import features
+from tests.conftest import run_python
 
 # Both are read by every interpreter that starts. The modules to break are in the environment.
 BREAKER = """
@@ -81,8 +80,7 @@ def test_start_of_a_rank_imports_no_feature(
     ]
     monkeypatch.setenv("BROKEN", " ".join([*USES, "complete", *folders]))
     code = "from cellmesh.workers import zygote; from cellmesh.workers.rank import main, shell"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code)
 
 
 def test_broken_features_are_named_where_they_are_used_and_cost_nothing_else(

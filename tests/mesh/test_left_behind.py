@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.wire import marks
 from cellmesh.wire.ticket import find_tickets, read_ticket, runtime_root
-from tests.conftest import check_nothing_left, process_named, processes_of
+from tests.conftest import check_nothing_left, process_named, processes_of, run_python
 
 WAIT_S = 20.0
 STARTS_COLD = True  # guardian, agent and zygote are started as scripts start them
@@ -124,12 +122,7 @@ def test_the_next_command_ends_what_is_left_where_all_are_killed(
         with cm.start(1, name="other"):
             assert [one.name for one in find_tickets(runtime_root())] == ["other"]
     else:
-        done = subprocess.run(
-            [sys.executable, "-m", "cellmesh", *command.split()],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_python("-m", "cellmesh", *command.split(), check=False)
         assert ticket.name in done.stdout + done.stderr
     assert gone([one for of_rank in daemons for one in of_rank[:2]])
     assert not Path(ticket.directory).exists()

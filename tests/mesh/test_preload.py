@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -20,6 +18,7 @@ import cellmesh
 from cellmesh.controller.session.living import find_waiting
 from cellmesh.wire.preload import change_preloads, learn, list_path, read_preloads
 from cellmesh.wire.ticket import read_ticket, runtime_root
+from tests.conftest import run_python
 
 from .test_prestart import prestarting, start, stop
 
@@ -89,13 +88,7 @@ print(json.dumps([loading.has.names, sorted(sys.modules.keys() & set(sys.argv[3:
 
 def load(folder: Path, *names: str) -> list[str]:
     """Load modules of a folder of installed packages; return those that are there."""
-    done = subprocess.run(
-        [sys.executable, "-c", _LOAD, str(folder), str(folder / "list.json"), *names],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", _LOAD, folder, folder / "list.json", *names)
     reported, found = json.loads(done.stdout)
     assert sorted(reported) == found
     return found
@@ -225,10 +218,7 @@ def test_ranks_report_installed_modules_and_those_that_user_code_names(tmp_path:
         "reads_it": wait,
     }.items():
         (installed / f"{name}.py").write_text(source)
-    done = subprocess.run(
-        [sys.executable, "-c", _TIMES, str(own), str(installed)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", _TIMES, own, installed)
     names, asked, is_long, again, num_frames, is_shown, later = json.loads(done.stdout)
     assert names == ["nested", "dependency", "of_mine_too", "slow"]
     assert asked == ["dependency", "of_mine_too", "slow"]
@@ -368,13 +358,7 @@ def test_a_script_has_what_its_last_run_imported(
     )
 
     def run(*arguments: str) -> list[list[str]]:
-        done = subprocess.run(
-            [sys.executable, str(script), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_python(script, *arguments)
         seen: list[list[str]] = json.loads(done.stdout)
         return seen
 

@@ -15,7 +15,13 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.session.living import find_waiting
 from cellmesh.wire.ticket import read_ticket, runtime_root
-from tests.conftest import check_nothing_left, process_named, processes_of, write_ipython_profile
+from tests.conftest import (
+    check_nothing_left,
+    process_named,
+    processes_of,
+    run_python,
+    write_ipython_profile,
+)
 
 from .test_kernel import Notebook, open_notebook
 
@@ -66,9 +72,7 @@ def stop(notebook: Notebook) -> None:
 
 
 def command(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "cellmesh", *arguments], capture_output=True, text=True, check=True
-    )
+    done = run_python("-m", "cellmesh", *arguments)
     return done.stdout
 
 

@@ -93,30 +93,6 @@ def test_an_unpicklable_argument_is_named_with_its_part(mesh: cm.Mesh) -> None:
         mesh.run(max, 1, key=lock)
 
 
-def test_a_failure_carries_the_original_exceptions(mesh: cm.Mesh) -> None:
-    def fail() -> str:
-        if rank % 2:  # type: ignore[name-defined]  # noqa: F821
-            raise KeyError(f"on {rank}")  # type: ignore[name-defined]  # noqa: F821
-        return "fine"
-
-    with pytest.raises(cm.RankFailure) as caught:
-        mesh.run(fail)
-    failure = caught.value
-    assert {rank: type(exc) for rank, exc in failure.exceptions_by_rank.items()} == {
-        1: KeyError,
-        3: KeyError,
-    }
-    assert failure.exceptions_by_rank[3].args == ("on 3",)
-    assert "KeyError" in failure.tracebacks[1]
-    assert "ranks 0,2 finished" in str(failure)
-    seen = []
-    try:
-        raise failure
-    except* KeyError as group:
-        seen = [exc.args[0] for exc in group.exceptions]
-    assert seen == ["on 1", "on 3"]
-
-
 def test_runs_are_done_in_the_order_sent(mesh: cm.Mesh) -> None:
     mesh.cell("order = []")
     runs = [mesh.submit(lambda i=i: order.append(i)) for i in range(200)]  # type: ignore[name-defined]  # noqa: F821

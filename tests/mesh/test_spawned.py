@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import cellmesh as cm
+from tests.conftest import run_python
 
 DEFINITIONS = """
 import dataclasses, enum, multiprocessing, pickle
@@ -80,9 +79,7 @@ def test_spawned_processes_do_as_those_of_a_script(
     program = DEFINITIONS + PROGRAM.replace("METHOD", method)
     script = tmp_path / "script.py"
     script.write_text(program)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=True
-    )
+    done = run_python(script)
     quick[0].cell(program)
     shown = capsys.readouterr().out.splitlines()
     assert done.stdout

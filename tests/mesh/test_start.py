@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ import cellmesh as cm
 from cellmesh.controller.session import start as starting
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.ticket import Ticket
-from tests.conftest import check_nothing_left, clean_runtime_dir, process_named
+from tests.conftest import check_nothing_left, clean_runtime_dir, process_named, run_python
 
 COLD = pytest.mark.usefixtures("starts_cold")
 
@@ -164,14 +162,7 @@ def test_ranks_import_what_the_notebook_does_whatever_its_directory_holds(
         "def see(): return [cm.__file__, sys.path, bool(util.find_spec('beside'))]\n"
         "with cm.start(1) as mesh: print(json.dumps([see(), mesh[0].run(see)]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-P", "-c", script, cwd=tmp_path)
     here, there = json.loads(done.stdout)
     assert here == there
     assert here[2] is True
@@ -183,9 +174,7 @@ def test_too_few_descriptors_are_reported(runtime_dir: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))\n"
         "try:\n    cm.start(16)\nexcept cm.CellmeshError as e:\n    print(type(e).__name__, e)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python("-c", script)
     assert "HostError" in done.stdout
     assert "Too many open files" in done.stdout
 

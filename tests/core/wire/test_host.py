@@ -22,6 +22,7 @@ from cellmesh.wire.host import (
 from cellmesh.wire.hosts import HEARTBEAT_S, SILENT_S, Invitation, own_facts, parse_invitation
 from cellmesh.wire.marks import is_dead
 from cellmesh.workers import linux_process
+from tests.conftest import run_python
 
 from ...support.tickets import make_ticket
 
@@ -40,7 +41,7 @@ sys.modules.pop("torch")
 sys.path[:] = []
 assert own_torch() == ""
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python("-c", code, check=False)
     assert not done.stderr
 
 

@@ -21,6 +21,7 @@ import torch
 from cellmesh.errors import HostError
 from cellmesh.wire import marks, waiting
 from cellmesh.workers import zygote
+from tests.conftest import run_python
 
 WAIT_S = 60.0
 pytestmark = pytest.mark.filterwarnings("ignore:This process")  # pytest's may have threads
@@ -177,7 +178,7 @@ def test_a_file_in_the_place_of_torch_is_named(
 
 
 def test_descriptors_get_their_places_under_a_low_limit() -> None:
-    process = subprocess.run([sys.executable, "-c", _PLACE], capture_output=True, text=True)
+    process = run_python("-c", _PLACE, check=False)
     assert process.stdout + process.stderr == "[0, 1, 2, 3]"
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,7 @@ from cellmesh.wire.ticket import (
     write_holder,
     write_ticket,
 )
+from tests.conftest import run_python
 
 from ....support.tickets import address, make_ticket
 
@@ -305,7 +305,7 @@ def test_agents_are_asked_while_the_process_exits() -> None:
         f"agent = Host('a', 'tcp://127.0.0.1:{closed_port()}', '', 0, 1)\n"
         "atexit.register(lambda: print({each.name for each in _find_ended([agent], 10.0)}))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = run_python("-c", script, check=False)
     assert (done.stdout, done.stderr) == ("{'a'}\n", "")
 
 
