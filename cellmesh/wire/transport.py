@@ -42,9 +42,12 @@ def _configure(socket: Socket) -> Socket:
 
 
 def _watch_peers(socket: Socket) -> Socket:
-    """Make ZeroMQ close TCP connections on which nothing was received for `SILENT_S`."""
+    """Make ZeroMQ close TCP connections on which nothing was received for `SILENT_S`, or nothing
+    that was sent: while a full socket takes no more, ZeroMQ sends no heartbeats.
+    """
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000))
+    socket.setsockopt(zmq.TCP_MAXRT, int(SILENT_S * 1000))
     socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
     return socket
 
