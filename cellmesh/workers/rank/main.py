@@ -270,8 +270,7 @@ def _work(
             try:
                 if isinstance(parcel.verb, Heal):
                     work = functools.partial(executor.execute, parcel, bool(inbox))
-                    is_done = hold_back(work, report)
-                    tasks.awaits_heal = not is_done
+                    tasks.awaits_heal = not (is_done := hold_back(work, report))
                 else:
                     is_done = executor.execute(parcel, more_follows=bool(inbox))
             except BaseException as error:
@@ -284,6 +283,7 @@ def _work(
                 pump.flush()
                 os._exit(1)  # exit handlers would call CUDA, too
             holds_back = not is_done
+        del parcel  # a large value does not stay until the next work
 
 
 def _shower(pump: Pump, tracker: RunTracker) -> Show:
