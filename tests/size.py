@@ -208,19 +208,19 @@ FEATURES = (
     ),
     Feature(
         "handles of actors on ranks",  # with that of the mesh; and calls from rank to rank
-        740,  # 45 so that the main thread reads sockets: a call takes half as long; 50 for streams
+        745,  # 45 so that the main thread reads sockets: a call takes half as long; 50 for streams
         "wire/handles.py workers/rank/handles.py workers/rank/peer_connections.py "
         "workers/rank/remote_actors.py",
     ),
     Feature(
         "calls from rank to rank, as the controller knows them",
-        120,
+        127,  # with the verb of those between hosts
         "wire/peer_calls.py controller/core/peer_calls.py workers/rank/peer_calls.py",
     ),
     Feature(
         "calls between hosts",  # by way of the controller
-        145,
-        "wire/routing.py controller/routing.py workers/agent/routing.py workers/rank/relayed.py",
+        165,  # with values of any size, in chunks
+        "controller/routing.py workers/rank/relayed.py",
     ),
     Feature(
         "supervision of actors",  # 32 of them for functions of the user that hang
@@ -243,8 +243,8 @@ FEATURES = (
         "workers/complete.py magics/completion.py",
     ),
     Feature(
-        "agent",
-        2175,
+        "agent",  # 12 of them for messages of ranks that no controller passes on
+        2187,
         "workers/agent/ workers/linux_process.py",
     ),
     Feature(

@@ -22,7 +22,6 @@ from .output.console import Sink, Unremarked
 from .output.fold import HOLD_HOSTS_S, HOLD_S
 from .output.printer import Printer
 from .run import Run, WorkItem
-from .values.segments import lend
 
 if TYPE_CHECKING:
     from ..wire.payload import Reducer
@@ -128,7 +127,7 @@ class RankSet:
         if num_bytes >= MIN_BYTES:
             num_bytes = max(num_bytes, SEGMENT_BYTES)
             self.session.runs.make_room(self.ranks, num_bytes)
-        return *lend(self.session.segments, pickled, buffers), num_bytes
+        return *self.session.segments.lend_pickle(pickled, buffers), num_bytes
 
 
 def pack_call(

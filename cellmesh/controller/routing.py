@@ -1,5 +1,5 @@
-"""Passes messages on between ranks of this process's meshes that have no socket to each other
-(`wire/routing.py`), and reports to a rank the end of another one with which it has exchanged some.
+"""Passes messages (`wire.peer_calls.Routed`) on between ranks of this process's meshes that have no
+socket to each other, and reports to a rank the end of another one with which it has exchanged some.
 
 Each link's thread passes on what its own mesh's ranks send, so ranks call each other also while the
 notebook executes a cell.
@@ -17,7 +17,7 @@ import msgspec
 from ..wire.codec import Parcel, encode
 from ..wire.handles import mark_of
 from ..wire.messages import Died, Relay
-from ..wire.routing import Routed
+from ..wire.peer_calls import Routed
 from ..wire.ticket import Ticket
 from .core.effects import Change, Send
 

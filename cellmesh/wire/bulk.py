@@ -36,11 +36,15 @@ class Window:
     """The bound on the bytes of chunks in flight, adapted so that they delay messages behind them
     by about a tenth of a second.
 
+    Args:
+        most_bytes: the largest that it may be.
+
     Attributes:
         num_bytes: the bound, in bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MAX_WINDOW_BYTES) -> None:
+        self._most_bytes = most_bytes
         self.begin()
 
     def begin(self) -> None:
@@ -57,7 +61,7 @@ class Window:
         if late_s > _LATER_S:
             self.num_bytes = max(MIN_WINDOW_BYTES, self.num_bytes - num_bytes // 2)
         elif late_s < _LATE_S:
-            self.num_bytes = min(MAX_WINDOW_BYTES, self.num_bytes + num_bytes)
+            self.num_bytes = min(self._most_bytes, self.num_bytes + num_bytes)
 
 
 class _Transfer(msgspec.Struct):
@@ -73,13 +77,16 @@ class Sender:
 
     Each chunk is a message of a `Reliable`, which sends it again after a broken connection and
     reports its acknowledgement.
+
+    Args:
+        most_bytes: as of `Window`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MAX_WINDOW_BYTES) -> None:
         self._transfers: dict[int, _Transfer] = {}
         self._under_way: dict[tuple[int, int], tuple[int, float]] = {}
         self._num_under_way = 0
-        self._window = Window()
+        self._window = Window(most_bytes)
 
     def __bool__(self) -> bool:
         return bool(self._transfers)
@@ -239,11 +246,11 @@ class Arrivals:
         runs = {verb.run for verb in verbs if isinstance(verb, Interrupt | Release)}
         return self._abandon([item for item in self._items if item.run in runs], "")
 
-    def abandon(self, why: str) -> list[Parcel[Any]]:
-        """Give up waiting for all segments, which will not arrive; return the messages that were
-        held back.
+    def abandon(self, why: str, run: int | None = None) -> list[Parcel[Any]]:
+        """Give up waiting for all segments, or those of a run, which will not arrive; return the
+        messages that are no longer held back.
         """
-        return self._abandon(list(self._items), why)
+        return self._abandon([item for item in self._items if run in (None, item.run)], why)
 
     def forget(self, rank: int) -> list[Parcel[Any]]:
         """Drop the messages of a dead rank; return the messages that waited only behind these."""

@@ -22,6 +22,7 @@ from .codec import Codec
 from .messages import Done, Failed
 from .ranks import describe_ranks
 from .ticket import Ticket
+from .values import Chunk, Taken, Unwanted
 from .verbs import Pickled, Verb
 
 
@@ -131,7 +132,7 @@ class Chase(Verb, frozen=True):
     links: tuple[Link, ...]
 
 
-FromPeer = PeerCall | PeerCancel | FindActor | Chase | Done | Failed
+FromPeer = PeerCall | PeerCancel | FindActor | Chase | Done | Failed | Chunk | Taken | Unwanted
 
 
 CHALLENGE_BYTES = PROOF_BYTES = 32

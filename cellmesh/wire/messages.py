@@ -25,8 +25,7 @@ from .attach import Detach, Detached, Hello, Inquire, Refused, SetAgents, Standi
 from .environment import Surroundings
 from .groups import Blueprint, Describe, GroupCount, Heal, LinkRequest, SetMesh
 from .hosts import ClockReading, FilesAnswer, PlaceFiles, ReadClock
-from .peer_calls import PeerWork
-from .routing import Routed
+from .peer_calls import PeerWork, Routed
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stopping import Pause, StopState
 from .values import Chunk, GatherParts, PullNames, PushNames, PushParts, Unwanted
@@ -57,7 +56,7 @@ AnyRequest = (
     | trace.AnyRequest | weights.AnyRequest | LinkRequest
 )  # fmt: skip
 
-PROTOCOL = 18
+PROTOCOL = 19
 
 Channel = Literal["work", "control"]
 

@@ -18,9 +18,11 @@ import sys
 import threading
 from collections.abc import Collection, Sequence
 
+from ..errors import MeshUsageError
 from . import limits, segments
 from .codec import Frame
-from .segments import Memfd, SegmentFrame
+from .messages import Pickled
+from .segments import MIN_BYTES, Memfd, SegmentFrame, format_bytes
 
 # Maximum size of the segments that a pool keeps, as a fraction of the memory that is free when it
 # keeps its first one; the ranks of a host share one such fraction.
@@ -165,6 +167,40 @@ class SegmentPool:
             ):
                 del self._kept[0]
         return frame
+
+    def lend_pickle(
+        self, pickled: Pickled, buffers: Sequence[Frame], least_bytes: int = MIN_BYTES
+    ) -> tuple[Pickled, list[Frame]]:
+        """Write a pickle's buffers into a segment, if they are large.
+
+        Args:
+            pickled, buffers: as `payload.dumps` returns them.
+            least_bytes: size from which they are large.
+
+        Returns:
+            The pickle and the frames to send; hold these until nobody can need the segment any
+            more.
+
+        Raises:
+            MeshUsageError: the limit on file size is lower; nothing has been sent.
+            UnpicklableError: there is not enough memory; nothing has been sent.
+        """
+        num_bytes = segments.num_bytes_of(pickled, buffers)
+        if num_bytes < least_bytes or not segments.are_possible():
+            return pickled, list(buffers)
+        mapped, parts = segments.fold_in(pickled, buffers, least_bytes)
+        sizes = [len(part) for part in parts]
+        try:
+            segment = self.take(segments.span(sizes))
+            if segment.is_new:
+                limits.check_fits(segment.num_bytes)
+            segment.fill(parts)
+            return mapped, [self.lend(segment, segments.new_loan(), sizes)]
+        except OSError as e:
+            raise MeshUsageError(
+                f"{format_bytes(num_bytes)} cannot be put where ranks could map it: {e.strerror} "
+                "(`ulimit -f` shows the limit of files). Nothing has been sent"
+            ) from e
 
     def clear(self) -> None:
         """Keep no segment: each is freed once nobody reads it."""

@@ -216,11 +216,13 @@ def span(sizes: Sequence[int]) -> int:
     return sum(-(-size // _ALIGN_BYTES) * _ALIGN_BYTES for size in sizes)
 
 
-def fold_in(pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame]]:
-    """Return a pickle and its buffers as they are sent in a segment, where a long pickle stream
-    becomes the last buffer.
+def fold_in(
+    pickled: Pickled, buffers: Sequence[Frame], least_bytes: int = MIN_BYTES
+) -> tuple[Pickled, list[Frame]]:
+    """Return a pickle and its buffers as they are sent in a segment, where a pickle stream of at
+    least so many bytes becomes the last buffer.
     """
-    if len(pickled.stream) < MIN_BYTES:
+    if len(pickled.stream) < least_bytes:
         return Pickled(pickled.stream, 1, True), list(buffers)
     return Pickled(b"", 1, True), [*buffers, pickled.stream]
 

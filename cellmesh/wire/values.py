@@ -106,6 +106,13 @@ class Chunk(Verb, frozen=True):
     num_left: int
 
 
+class Taken(Verb, frozen=True):
+    """Acknowledge a `Chunk` of another rank."""
+
+    loan: int
+    at: int
+
+
 class Unwanted(Verb, frozen=True):
     """Report that the rest of a segment need not be sent, as no message needs it any more."""
 

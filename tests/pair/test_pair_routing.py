@@ -13,8 +13,8 @@ from cellmesh.controller.core.core import Change, Deliver, Effect
 from cellmesh.controller.routing import Router
 from cellmesh.wire.codec import Parcel, at_rank_for_control, encode
 from cellmesh.wire.handles import mark_of
-from cellmesh.wire.routing import Routed
-from cellmesh.workers.agent.routing import end_routes, return_unrouted
+from cellmesh.wire.peer_calls import Routed
+from cellmesh.workers.agent.agent import end_routes, return_unrouted
 from cellmesh.workers.agent.supervisor import Fork, Up
 
 from ..support.scripted import Frames, ScriptedRank, World

@@ -22,8 +22,8 @@ from ...wire.codec import Frame, Parcel, at_controller, encode
 from ...wire.host import host_name, own_package, own_python, own_torch, own_version
 from ...wire.messages import PROTOCOL, Died, Done, MeshReady, Ranked, Relay
 from ...wire.own_file import Secret, SecretBytes
+from ...wire.peer_calls import Routed
 from ...wire.reliable import Reliable
-from ...wire.routing import Routed
 from ...wire.segment_pool import SegmentPool
 from ...wire.segments import SegmentFrame
 from ...wire.status import RankState, StackText

@@ -18,9 +18,8 @@ from ...wire.faults import Faults
 from ...wire.host import format_span
 from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
 from ...wire.messages import Died, Done, Failed
-from ...wire.peer_calls import PeerWork
+from ...wire.peer_calls import PeerWork, Routed
 from ...wire.ranks import describe_ranks
-from ...wire.routing import Routed
 from ...wire.status import RankState
 from ...wire.values import PullNames
 from ...wire.verbs import Imports, InputCancelled, InputRequest, Logged, RunCall, RunCell

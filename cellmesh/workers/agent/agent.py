@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ import msgspec
 
 from ...errors import HostError
 from ...wire.attach import Detach, SetAgents
-from ...wire.codec import Frame, Parcel
+from ...wire.codec import Frame, Parcel, encode
 from ...wire.curve import public_of
 from ...wire.faults import Faults
 from ...wire.host import host_name, started_ticks
@@ -35,6 +35,7 @@ from ...wire.messages import (
     LogText,
     MakeStore,
     MeshReady,
+    Ranked,
     ReadLog,
     Relay,
     Resize,
@@ -45,6 +46,7 @@ from ...wire.messages import (
     Stopped,
     UseStore,
 )
+from ...wire.peer_calls import Routed
 from ...wire.status import HostReport, ReadHost
 from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
 from ...wire.values import Chunk, Unwanted
@@ -53,7 +55,6 @@ from ..rank.stdout import read_log
 from .controller_port import ControllerPort, Dims
 from .events import Events
 from .processes import Processes
-from .routing import end_routes, return_unrouted
 from .supervisor import Action, Fork, KillRanks, Supervisor, ToRanks, Up
 from .zygote_client import ZygoteClient
 
@@ -62,6 +63,10 @@ if TYPE_CHECKING:
 
 # How long to wait before retrying an action that has failed.
 _PAUSE_S = 0.1
+_NO_NOTEBOOK = (
+    "cannot be called, as no notebook is attached to this mesh: calls between hosts go by way of "
+    "one (%dist_attach)"
+)
 
 
 class Agent:
@@ -344,6 +349,25 @@ def _join_relays(actions: Sequence[Action]) -> list[Action]:
         else:
             joined.append(action)
     return joined
+
+
+def return_unrouted(parcels: Sequence[Parcel[Any]]) -> Iterator[ToRanks]:
+    """Yield the news for each rank that has sent one of these messages to another rank, as no
+    controller passes them on.
+    """
+    for verb, _ in parcels:
+        if type(verb) is Ranked and type(verb.verb) is Routed:
+            yield _end_route(verb.ranks, verb.verb.mark, verb.verb.rank)
+
+
+def end_routes(ranks: Sequence[int]) -> ToRanks:
+    """Return the news for ranks that nothing that they have sent to others will be answered."""
+    return _end_route(ranks, "", -1)
+
+
+def _end_route(ranks: Sequence[int], mark: str, rank: int) -> ToRanks:
+    lost = Routed(mark, rank, why_lost=_NO_NOTEBOOK)
+    return ToRanks(tuple(ranks), "control", encode([Parcel(lost)]))
 
 
 def main(ticket_path: str, zygote: ZygoteClient, announce: Callable[[], None] | None = None) -> int:

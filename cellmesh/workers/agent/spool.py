@@ -35,7 +35,7 @@ from ...wire.messages import (
     StoreUp,
 )
 from ...wire.payload import stand_in
-from ...wire.routing import Routed
+from ...wire.peer_calls import Routed
 from ...wire.segments import SegmentFrame
 from ...wire.verbs import Bar, Display, InputCancelled, InputRequest, Logged, Output, Skipped
 

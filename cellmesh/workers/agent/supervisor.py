@@ -44,7 +44,7 @@ from ...wire.messages import (
     StoreDied,
     StoreUp,
 )
-from ...wire.routing import Routed
+from ...wire.peer_calls import Routed
 from ...wire.status import Phase, RankInfo
 from ...wire.verbs import Output, StreamName
 from ..rank.stdout import Gate

@@ -18,7 +18,7 @@ from ...wire.faults import Faults
 from ...wire.groups import Blueprint, Describe
 from ...wire.inspect import Refusal
 from ...wire.messages import Done, Interrupt, Leave, Release, Request, Signal
-from ...wire.routing import Routed
+from ...wire.peer_calls import Routed
 from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stopping import QUIET_MAX_S, Pause, Steps, StopState
 from ...wire.stream import Channel

@@ -173,11 +173,13 @@ class Handles:
         target = address.actor, method, operation
         packed = [self._pack(title, target, *each) for each in shares]
         connections = {rank: self._connect(address, rank) for rank in address.ranks}
-        for connection in connections.values():
+        for rank, connection in connections.items():
             if len(connection.pending) >= MAX_CALLS:
                 raise MeshUsageError(
                     f"{MAX_CALLS:,} calls of {connection.peer} are in flight: wait for some of them"
                 )
+            index = index_of[rank] if index_of else 0
+            packed[index] = connection.lend(*packed[index])  # once for all ranks that get it
         calls, number = {}, next(self._numbers)
         for rank, connection in connections.items():  # only now, so that all or none are called
             link = Link(self.peer, next(self._numbers), f"{title} on {address.mesh} {rank}")

@@ -15,6 +15,7 @@ from typing import Any
 from ...errors import CellmeshError, HostError, RankDied
 from ...wire.codec import Frame, Parcel, encode
 from ...wire.handles import CHALLENGE_BYTES, Address, mark_of, prove, refuse, socket_of
+from ...wire.messages import Pickled
 from ...wire.stream import QueuedChannel, StreamReader
 from ...wire.ticket import read_ticket
 from ...wire.waiting import is_own_peer
@@ -56,6 +57,10 @@ class Connection:
     def number(self) -> int:
         """Descriptor of its socket."""
         return self.socket.fileno()
+
+    def lend(self, pickled: Pickled, buffers: list[Frame]) -> tuple[Pickled, list[Frame]]:
+        """Return a call's arguments as this and all connections to that mesh send them."""
+        return pickled, buffers
 
     def send(self, *parcels: Parcel[Any]) -> None:
         """Send messages, on any thread, after those that wait; without any, send these.

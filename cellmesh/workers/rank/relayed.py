@@ -1,5 +1,6 @@
 """The way from a rank to others to which it has no socket, as these are on different hosts:
-messages travel as `Routed`, by way of the agents and the notebook's process.
+messages travel as `Routed`, by way of the agents and the notebook's process. Large values follow
+their messages in chunks, of which so few are under way that they delay nothing else for long.
 """
 
 from __future__ import annotations
@@ -9,16 +10,26 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import MeshUsageError
-from ...stdlib import os
-from ...wire.codec import Parcel, encode
-from ...wire.handles import PeerCall, at_rank_from_rank
-from ...wire.messages import Failed
-from ...wire.routing import MAX_ROUTED_BYTES, NO_ACTORS, Routed
-from ...wire.segments import format_bytes
+import msgspec
+
+from ...errors import CellmeshError
+from ...stdlib import os, time
+from ...wire.bulk import Arrivals, Sender
+from ...wire.codec import Frame, Parcel, encode
+from ...wire.handles import PeerCall, PeerCancel, at_rank_from_rank
+from ...wire.messages import Done, Failed, Pickled
+from ...wire.peer_calls import NO_ACTORS, Routed
+from ...wire.segment_pool import SegmentPool
+from ...wire.segments import INTERRUPTED, SegmentFrame
+from ...wire.values import Chunk, Taken, Unwanted
 from .peer_connections import Connection
 
 _CODEC = at_rank_from_rank()
+# Smaller values travel in their message.
+_CHUNKED_BYTES = 32 << 10
+# Chunks from one rank to another that may be under way, wherever they are: the notebook's process
+# holds no more.
+MAX_UNDER_WAY_BYTES = 4 << 20
 
 
 class Relayed(Connection):
@@ -32,30 +43,74 @@ class Relayed(Connection):
     def __init__(self, context: Any, mark: str, rank: int) -> None:
         self.peer, self.rank, self._mark, self._context = f"rank {rank}", rank, mark, context
         self.pending, self.known, self.is_open = {}, set(), True
+        self._lock = threading.Lock()  # of the sender
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sender = Sender(MAX_UNDER_WAY_BYTES)
+        self._arrivals = Arrivals(INTERRUPTED, self._context.segments.pool)
 
     @property
     def number(self) -> int:
         """Descriptor of its socket: none."""
         return -1
 
-    def send(self, *parcels: Parcel[Any]) -> None:
-        """Send messages, on any thread; in place of a result that is too large, send an error.
+    def lend(self, pickled: Pickled, buffers: list[Frame]) -> tuple[Pickled, list[Frame]]:
+        """Return a value as all connections of this kind send it: a large one in a segment."""
+        pool: SegmentPool = self._context.segments.pool
+        return pool.lend_pickle(pickled, buffers, _CHUNKED_BYTES)
 
-        Raises:
-            MeshUsageError: a call's arguments are larger than `MAX_ROUTED_BYTES`.
+    def send(self, *parcels: Parcel[Any]) -> None:
+        """Send messages, and the chunks that are due, on any thread; in place of a result for which
+        there is no memory, send the error.
         """
-        frames = encode(parcels)
-        if (num_bytes := sum(map(len, frames))) > MAX_ROUTED_BYTES:
-            error = MeshUsageError(
-                f"{format_bytes(num_bytes)} are too much for a call between hosts, which may have "
-                f"{format_bytes(MAX_ROUTED_BYTES)}: copy weights by mesh.copy, or let the notebook "
-                "call and pass the value on"
-            )
-            if type(parcels[0].verb) is PeerCall:
-                raise error
+        parcels = tuple(map(self._lend_result, parcels))
+        with self._context.interrupts, self._lock:
+            if not self.is_open:
+                return
+            if parcels:
+                self._post(encode(parcels))
+            for _, buffers in parcels:
+                if buffers and isinstance(buffers[-1], SegmentFrame):
+                    self._sender.add(buffers[-1], ())
+            while (chunk := self._sender.next(time.monotonic())) is not None:
+                self._post(encode([chunk]))
+
+    def _lend_result(self, parcel: Parcel[Any]) -> Parcel[Any]:
+        verb, buffers = parcel
+        if type(verb) not in (Done, Failed) or verb.payload is None:
+            return parcel
+        try:
+            pickled, frames = self.lend(verb.payload, [*buffers])
+        except CellmeshError as error:
             text = str(error)
-            frames = encode([Parcel(Failed(parcels[0].verb.run, "MeshUsageError", text, text, 0))])
-        self._post(frames)
+            return Parcel(Failed(verb.run, type(error).__name__, text, text, 0))
+        return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(frames))
+
+    def admit(self, parcel: Parcel[Any]) -> Sequence[Parcel[Any]]:
+        """Take in a message, on the thread that reads; return those that are complete."""
+        verb, ready = parcel.verb, list[Parcel[Any]]()
+        match verb:
+            case Chunk():
+                taken = self._arrivals.take(verb, parcel.buffers[0])
+                unwanted = [Parcel(Unwanted(verb.loan))] if taken is None else []
+                self.send(Parcel(Taken(verb.loan, verb.at)), *unwanted)
+                return taken or ()
+            case Taken() | Unwanted():
+                with self._lock:
+                    if type(verb) is Taken:
+                        self._sender.acked([Parcel(Chunk(verb.loan, verb.at, 0))], time.monotonic())
+                    else:
+                        self._sender.drop(verb.loan)
+                self.send()
+                return ()
+            case PeerCancel():
+                ready = self._arrivals.abandon("", verb.run)
+        run = verb.link.run if type(verb) is PeerCall else -1
+        # Calls keep their order while they wait for their values; answers wait for no other ones.
+        behind = (1 + verb.run,) if type(verb) in (Done, Failed) else (0,)
+        is_mapped = getattr(getattr(verb, "payload", None), "is_mapped", False)
+        return [*ready, *self._arrivals.admit(parcel, behind, run, is_mapped)]
 
     def refuse(self) -> None:
         """Tell the other rank that this one has no actors."""
@@ -67,8 +122,10 @@ class Relayed(Connection):
             self._context.post(Parcel(message, tuple(frames)))
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, and drop the values that are under way."""
         self.is_open = False
+        with self._lock:
+            self._begin()
 
 
 class Relays:
@@ -114,8 +171,9 @@ class Relays:
             for parcel in _CODEC.decode(frames):
                 if type(parcel.verb) is PeerCall and not handles.is_listening:
                     connection.refuse()
-                else:
-                    handles.take(connection, parcel)
+                    continue
+                for each in connection.admit(parcel):
+                    handles.take(connection, each)
 
 
 def hear(context: Any, message: Routed, frames: Sequence[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import os
 import socket
 import threading
@@ -15,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellmesh.errors import HostError, MeshUsageError, RankDied, RemoteError
-from cellmesh.wire import payload
+from cellmesh.errors import HostError, RankDied, RemoteError, UnpicklableError
+from cellmesh.wire import limits, payload
 from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.handles import (
     CHALLENGE_BYTES,
@@ -29,8 +30,8 @@ from cellmesh.wire.handles import (
 )
 from cellmesh.wire.hosts import HostPart
 from cellmesh.wire.messages import Done, Pickled
-from cellmesh.wire.peer_calls import PEER_RUNS
-from cellmesh.wire.routing import MAX_ROUTED_BYTES, Routed
+from cellmesh.wire.peer_calls import PEER_RUNS, Routed
+from cellmesh.wire.segment_pool import SegmentPool
 from cellmesh.wire.stream import Channel
 from cellmesh.wire.ticket import write_ticket
 from cellmesh.wire.verbs import Imports
@@ -38,7 +39,7 @@ from cellmesh.workers.rank import peer_connections
 from cellmesh.workers.rank.features import RankContext
 from cellmesh.workers.rank.handles import Handles, _await_in
 from cellmesh.workers.rank.interrupts import Interrupts
-from cellmesh.workers.rank.relayed import hear
+from cellmesh.workers.rank.relayed import MAX_UNDER_WAY_BYTES, hear
 from cellmesh.workers.rank.remote_actors import PeerRun, RankActor
 
 from ....support.tickets import make_ticket
@@ -59,6 +60,7 @@ class Rank(RankContext):
         nothing: Any = SimpleNamespace(rank=rank, running=-1, tasks={}, mesh=None)
         super().__init__(nothing, nothing, nothing, nothing, nothing, f"{directory}/code/current")
         self.interrupts = Interrupts()
+        self.segments: Any = SimpleNamespace(pool=SegmentPool("cellmesh-test"))
         self.arrived: list[Parcel[Any]] = []
         self.answer: Callable[[Any], Any]
         named = dict.fromkeys(names, object())
@@ -201,6 +203,11 @@ def apart(tmp_path: Path) -> tuple[Rank, Rank]:
     return made[0], made[1]
 
 
+def answer(rank: Rank, call: Parcel[Any], value: Any) -> None:
+    pickled, buffers = payload.dumps(value, "it")
+    rank.answer([Parcel(Done(call.verb.run, pickled), tuple(buffers))])
+
+
 def far_address(tmp_path: Path, actor: str = "counter") -> Address:
     return Address(mark_of("far" * 16), "far", str(tmp_path / "far"), actor, "Counter", (0,))
 
@@ -212,7 +219,7 @@ def test_a_call_between_hosts_is_answered_or_fails_with_its_rank(
     actor = RankActor(near.handles, far_address(tmp_path))
     run, lost = actor.add.submit(1), actor.add.any(2)
     wait_until(lambda: len(far.arrived) == 2)
-    far.answer([Parcel(Done(far.arrived[0].verb.run, *payload.dumps(5, "five")[:1]))])
+    answer(far, far.arrived[0], 5)
     assert run.result(WAIT_S) == 5
     hear(near, Routed(mark_of("far" * 16), 0, why_lost="of far killed by SIGKILL"), ())
     with pytest.raises(RankDied, match="rank 0 of far killed by SIGKILL"):
@@ -224,18 +231,141 @@ def test_a_call_between_hosts_is_answered_or_fails_with_its_rank(
         later.result(WAIT_S)
 
 
-def test_what_is_too_large_for_a_call_between_hosts_is_refused(
+class Held:
+    """The way from a rank to another one, on which messages wait until they are passed on.
+
+    Attributes:
+        num_bytes: size of those that wait.
+        most_bytes: the largest that it was.
+    """
+
+    def __init__(self, sender: Rank) -> None:
+        self.num_bytes = self.most_bytes = self.num = 0
+        self._pass_on, self._waiting = sender.post, collections.deque[Parcel[Any]]()
+        sender.post = self._hold
+
+    def _hold(self, parcel: Parcel[Any]) -> None:
+        kept = Parcel(parcel.verb, tuple(map(bytes, parcel.buffers)))
+        self._waiting.append(kept)
+        self.num_bytes += sum(map(len, kept.buffers))
+        self.most_bytes = max(self.most_bytes, self.num_bytes)
+
+    def pass_on(self) -> None:
+        """Pass the oldest message on, once there is one."""
+        wait_until(lambda: self._waiting)
+        parcel = self._waiting.popleft()
+        self.num_bytes -= sum(map(len, parcel.buffers))
+        self._pass_on(parcel)
+
+    def pass_on_until(self, is_true: Callable[[], object]) -> None:
+        """Pass messages on until a condition holds."""
+        for _ in range(int(1000 * WAIT_S)):
+            if is_true():
+                return
+            if self._waiting:
+                self.pass_on()
+            else:
+                threading.Event().wait(0.001)
+        raise AssertionError("it does not come true")
+
+
+LARGE = bytes(range(256)) * (96 << 10)  # 24 MiB
+
+
+def arguments_of(call: Parcel[Any]) -> Any:
+    return payload.loads(call.verb.payload, call.buffers)[1]
+
+
+def num_segments() -> int:
+    links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+    return sum("memfd:cellmesh-test" in os.readlink(link) for link in links if os.path.islink(link))
+
+
+def test_large_values_travel_between_hosts_with_a_bounded_part_under_way(
     apart: tuple[Rank, Rank], tmp_path: Path
 ) -> None:
     near, far = apart
-    actor, value = RankActor(near.handles, far_address(tmp_path)), bytearray(MAX_ROUTED_BYTES)
-    with pytest.raises(MeshUsageError, match="too much for a call between hosts"):
-        actor.add(value)
+    actor, there, back = RankActor(near.handles, far_address(tmp_path)), Held(near), Held(far)
+    large, small = actor.add.submit(LARGE), actor.add.submit(1)
+    moving = threading.Thread(target=back.pass_on_until, args=[large.done])
+    moving.start()
+    there.pass_on_until(lambda: len(far.arrived) == 2)
+    assert [arguments_of(call) for call in far.arrived] == [(LARGE,), (1,)]  # in order
+    for call, value in zip(far.arrived, (LARGE, 2), strict=True):
+        answer(far, call, value)
+    there.pass_on_until(large.done)
+    assert large.result(0) == LARGE
+    assert small.result(0) == 2
+    moving.join(WAIT_S)
+    for way in (there, back):
+        assert way.most_bytes < MAX_UNDER_WAY_BYTES + (2 << 20)
+
+
+def test_small_calls_and_answers_pass_a_large_answer(
+    apart: tuple[Rank, Rank], tmp_path: Path
+) -> None:
+    near, far = apart
+    actor, back = RankActor(near.handles, far_address(tmp_path)), Held(far)
+    large = actor.add.submit(1)
+    wait_until(lambda: far.arrived)
+    answer(far, far.arrived[0], LARGE)
+    small = actor.add.submit(2)
+    wait_until(lambda: len(far.arrived) == 2)
+    answer(far, far.arrived[1], 3)
+    back.pass_on_until(small.done)
+    assert small.result(0) == 3
+    assert not large.done()
+
+
+def test_the_called_rank_drops_a_call_that_is_cancelled_on_its_way(
+    apart: tuple[Rank, Rank], tmp_path: Path
+) -> None:
+    near, far = apart
+    actor, there = RankActor(near.handles, far_address(tmp_path)), Held(near)
+    run = actor.add.submit(LARGE)
+    for _ in range(3):
+        there.pass_on()
+    run.cancel()
+    there.pass_on_until(lambda: far.arrived)
+    with pytest.raises(KeyboardInterrupt):
+        arguments_of(far.arrived[0])
+    later = actor.add.submit(1)
+    there.pass_on_until(lambda: len(far.arrived) == 2)
+    assert not later.done()
+    there.pass_on_until(lambda: not near.handles.relays.to(mark_of("far" * 16), 0)._sender)
+
+
+def test_nothing_is_left_of_a_value_on_its_way_after_a_death(
+    apart: tuple[Rank, Rank], tmp_path: Path
+) -> None:
+    (near, far), before = apart, num_segments()
+    actor, there = RankActor(near.handles, far_address(tmp_path)), Held(near)
+    lost = actor.add.submit(LARGE)
+    for _ in range(3):
+        there.pass_on()
+    wait_until(lambda: far.handles.relays.to(mark_of("near" * 16), 0)._arrivals)
+    hear(near, Routed(mark_of("far" * 16), 0, why_lost="of far killed by SIGKILL"), ())
+    with pytest.raises(RankDied, match="SIGKILL"):
+        lost.result(WAIT_S)
+    hear(far, Routed(mark_of("near" * 16), 0, why_lost="of near killed by SIGKILL"), ())
+    near.segments.pool.clear()
+    wait_until(lambda: num_segments() == before)
+    assert not far.arrived
+
+
+def test_a_value_for_which_there_is_no_memory_is_an_error_of_its_call(
+    apart: tuple[Rank, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = apart
+    actor = RankActor(near.handles, far_address(tmp_path))
+    monkeypatch.setattr(limits, "free_bytes", lambda: 1 << 20)
+    with pytest.raises(UnpicklableError, match=r"does not fit: 1\.0 MB of memory are free"):
+        actor.add(LARGE)
     assert near.handles.in_flight(far_address(tmp_path), 0) == 0
     run = actor.add.submit(1)
     wait_until(lambda: far.arrived)
-    far.answer([Parcel(Done(far.arrived[0].verb.run, Pickled(b"", 1)), (value,))])
-    with pytest.raises(RemoteError, match="too much for a call between hosts"):
+    answer(far, far.arrived[0], LARGE)
+    with pytest.raises(RemoteError, match="does not fit"):
         run.result(WAIT_S)
 
 

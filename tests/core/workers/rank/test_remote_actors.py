@@ -19,7 +19,7 @@ from cellmesh.wire.codec import Parcel
 from cellmesh.wire.handles import Address, mark_of
 from cellmesh.wire.hosts import HostPart
 from cellmesh.wire.messages import Done, Failed
-from cellmesh.wire.routing import Routed
+from cellmesh.wire.peer_calls import Routed
 from cellmesh.wire.ticket import write_ticket
 from cellmesh.workers.rank.actors import Actors
 from cellmesh.workers.rank.handles import Handles
