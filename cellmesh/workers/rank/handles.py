@@ -171,7 +171,7 @@ class Handles:
         # Not after the sending: the called rank may be faster, and wait for this one since then.
         title, since_s = f"{address.actor}.{method}", time.monotonic()
         target = address.actor, method, operation
-        packed = [self._pack(title, target, *each) for each in shares]
+        packed = [self._pack(title, (target, *each)) for each in shares]
         connections = {rank: self._connect(address, rank) for rank in address.ranks}
         for rank, connection in connections.items():
             if len(connection.pending) >= MAX_CALLS:
@@ -189,10 +189,8 @@ class Handles:
             calls[rank] = connection, link, sent
         return PeerRun(self, title, calls, since_s)
 
-    def _pack(
-        self, title: str, target: tuple[str, ...], args: Any, kwargs: Any
-    ) -> tuple[Pickled, list[Frame]]:
-        call = target, args, kwargs
+    def _pack(self, title: str, call: tuple[Any, Any, Any]) -> tuple[Pickled, list[Frame]]:
+        _, args, kwargs = call
         if all(map(payload.is_short, (*args, *kwargs.values()))):
             return Pickled(pickle.dumps(call, 5)), []
         return payload.dumps(call, title, self.reduce)
