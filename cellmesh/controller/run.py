@@ -535,6 +535,8 @@ class Run(Generic[T]):
                     raise RanksInterrupted(
                         f"the kernel ends; {self.title} runs on, and `%dist_attach` finds it"
                     ) from None
+                if not (self.waiting_ranks() or self._has_failed):  # as in a loop of short calls
+                    raise RanksInterrupted(f"{self.title} ended as it was interrupted") from None
                 now = time.monotonic()
                 has_escalated = pressed_at is not None and now - pressed_at <= ESCALATE_S
                 pressed_at = now

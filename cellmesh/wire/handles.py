@@ -213,6 +213,9 @@ class Stray:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # Python asks for such by itself
             raise AttributeError(name)
+        found = open_handle(*msgspec.structs.astuple(self._address))
+        if type(found) is not Stray:  # the notebook has attached to its mesh since
+            return getattr(found, name)
         raise refuse(self._address, self._why)
 
     def __getitem__(self, index: object) -> Any:

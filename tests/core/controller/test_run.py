@@ -249,6 +249,25 @@ def test_a_second_stop_interrupts_and_a_third_gives_up() -> None:
     assert case.num_interrupts == 2
 
 
+def test_a_stop_is_not_lost_if_the_run_ends_before_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(2)
+
+    def end() -> bool:  # the kernel is asked first whether it ends, which takes a while
+        case.settle((0, 1), Done(1))
+        return False
+
+    monkeypatch.setattr("cellmesh.controller.run.is_leaving", end)
+    with (
+        beside(lambda: press_stop_once_main_waits_in("result")),
+        pytest.raises(RanksInterrupted, match="ended as it was interrupted"),
+    ):
+        case.run.result()
+    assert case.num_interrupts == 0
+    assert case.run.result().list == [None, None]
+
+
 def test_ranks_that_did_not_stop_are_named_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellmesh.controller.run.STOP_S", 0.01)
     case, noted = Case(2), threading.Event()

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from cellmesh.errors import MeshUsageError, ProtocolError
+from cellmesh.wire import handles
 from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.handles import (
     CHALLENGE_BYTES,
@@ -54,6 +55,18 @@ def test_a_mesh_that_cannot_be_used_has_no_truth_value_so_no_other_is_taken_for_
     for use in (bool, len, lambda mesh: mesh.ndim, lambda mesh: mesh["dp"]):
         with pytest.raises(MeshUsageError, match=r"^mesh scorer has no process group$"):
             use(stray)
+
+
+def test_a_mesh_that_a_function_names_is_found_once_the_notebook_has_attached_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [None, range(3)]
+    monkeypatch.setattr(handles, "openers", [lambda _: found[0]])
+    trainers = handles.open_handle("mark", "trainer", "/d", "", "", ())
+    with pytest.raises(MeshUsageError, match="mesh trainer cannot be called here"):
+        trainers.count(1)
+    found.pop(0)
+    assert trainers.count(1) == 1
 
 
 def test_messages_of_ranks_are_decoded_and_others_refused() -> None:
