@@ -23,7 +23,7 @@ from ..wire.handles import NoMethodError as NoMethodError
 from ..wire.messages import Died, Pickled, Respawned
 from ..wire.nests import check_rows, indices_in, join_parts
 from ..wire.payload import is_short
-from ..wire.ranks import describe_ranks, with_verb
+from ..wire.ranks import choose_ranks, describe_ranks, with_verb
 from ..wire.value_stream import ValueStream
 from ..wire.verbs import RunCall
 from .actor_records import forget, keep, read_all
@@ -204,16 +204,7 @@ class Actor:
         return found
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> Actor:
-        ranks = self._rank_set.ranks
-        try:
-            if isinstance(index, (int, slice)):
-                chosen = ranks[index] if isinstance(index, slice) else (ranks[index],)
-            else:
-                chosen = tuple(dict.fromkeys(ranks[each] for each in index))
-        except IndexError:
-            raise IndexError(f"{index!r}: {self._spawned.name} is on {len(self)} ranks") from None
-        if not chosen:
-            raise MeshUsageError(f"{index!r} chooses none of the {len(self)} ranks of {self!r}")
+        chosen = choose_ranks(self._rank_set.ranks, index, self._spawned.name)
         return Actor(self._spawned, chosen)
 
     def __len__(self) -> int:

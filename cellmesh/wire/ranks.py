@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ..errors import MeshUsageError
@@ -26,6 +26,27 @@ class Results(dict[int, V], Generic[V]):
     def list(self) -> list[V]:
         """The values of the results as a list, in the order of ranks, without the rank numbers."""
         return [*self.values()]
+
+
+def choose_ranks(
+    ranks: Sequence[int], index: int | slice | Sequence[int], actor: str
+) -> tuple[int, ...]:
+    """Return the ranks of an actor that an index, a slice or a list of positions chooses.
+
+    Raises:
+        IndexError: the actor is on fewer ranks.
+        MeshUsageError: none is chosen.
+    """
+    try:
+        if isinstance(index, (int, slice)):
+            chosen = tuple(ranks[index]) if isinstance(index, slice) else (ranks[index],)
+        else:
+            chosen = tuple(dict.fromkeys(ranks[each] for each in index))
+    except IndexError:
+        raise IndexError(f"{index!r}: {actor} is on {len(ranks)} ranks") from None
+    if not chosen:
+        raise MeshUsageError(f"{index!r} chooses none of the {len(ranks)} ranks of {actor}")
+    return chosen
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -24,7 +24,7 @@ from ...wire.codec import Parcel
 from ...wire.handles import Address, Link, PeerCancel
 from ...wire.messages import Done
 from ...wire.nests import check_rows, indices_in, join_parts, split_rows
-from ...wire.ranks import Results, describe_ranks
+from ...wire.ranks import Results, choose_ranks, describe_ranks
 from ...wire.value_stream import ValueStream
 from .peer_connections import Connection, Future
 
@@ -201,12 +201,7 @@ class RankActor:
         return RankMethod(self._handles, self._address, name)
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> RankActor:
-        ranks = self._address.ranks
-        if isinstance(index, int):
-            chosen: tuple[int, ...] = (ranks[index],)
-        else:
-            picked = ranks[index] if isinstance(index, slice) else (ranks[each] for each in index)
-            chosen = tuple(picked)
+        chosen = choose_ranks(self._address.ranks, index, self._address.actor)
         return RankActor(self._handles, msgspec.structs.replace(self._address, ranks=chosen))
 
     def __len__(self) -> int:

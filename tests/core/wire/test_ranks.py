@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.ranks import (
+    choose_ranks,
     describe_groups,
     describe_ranks,
     format_ranks,
@@ -107,3 +108,14 @@ def test_joined_intervals_lie_apart_and_cover_what_they_were(
     joined = join(intervals, max_gap)
     assert set(ticks(intervals)) <= set(ticks(joined))
     assert all(after - end > max_gap for (_, end), (after, _) in itertools.pairwise(joined))
+
+
+def test_ranks_of_an_actor_are_chosen_by_position() -> None:
+    ranks = (2, 4, 5)
+    assert choose_ranks(ranks, -1, "a") == (5,)
+    assert choose_ranks(ranks, slice(1, 3), "a") == (4, 5)
+    assert choose_ranks(ranks, [0, 2, 0], "a") == (2, 5)
+    with pytest.raises(IndexError, match="3: a is on 3 ranks"):
+        choose_ranks(ranks, 3, "a")
+    with pytest.raises(MeshUsageError, match="chooses none of the 3 ranks of a"):
+        choose_ranks(ranks, [], "a")
