@@ -212,7 +212,7 @@ class ControlThread:
                 bool(waits),
                 steps.is_inside,
                 round(min(quiet_s, QUIET_MAX_S), 1),
-                tuple(self._groups.counts()),
+                (*self._groups.counts(),),
                 steps.describe(self._shell.user_ns),
                 last is not None and last.since > ledger.before_run,
             )
@@ -383,7 +383,7 @@ class ControlThread:
             making=waited.making if busy else (),
             # Of an idle rank, too: others may wait in an operation instead of which it began
             # another.
-            counts=tuple(self._groups.counts(with_recent=True)),
+            counts=(*self._groups.counts(with_recent=True),),
             memory=memory,
             in_flight=self._groups.ledger.in_flight() if waited.collective else (),
             steps=Steps() if busy else self._context.steps.describe(self._shell.user_ns),

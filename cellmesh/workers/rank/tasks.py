@@ -418,10 +418,11 @@ def _frames_of(awaited: Any) -> list[types.FrameType]:
 
 def describe_waiting(calls: dict[int, Call], shell: Cells) -> tuple[WaitingCall, ...]:
     """Return which calls wait, and where. Usable on any thread."""
-    return tuple(
+    found = [  # not by `tuple()`, which fails if the main thread calls `gc.get_objects` as it reads
         WaitingCall(run, call.title, _where(_frames_of(call.awaited), shell))
         for run, call in calls.copy().items()
-    )
+    ]
+    return (*found,)
 
 
 def _where(frames: Sequence[types.FrameType], shell: Cells) -> str:

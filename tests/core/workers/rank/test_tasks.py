@@ -5,6 +5,7 @@ interrupts, and the order of collectives.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import signal
 import socket
@@ -23,7 +24,7 @@ from cellmesh.wire.stream import Channel
 from cellmesh.workers.groups.ledger import Ledger
 from cellmesh.workers.groups.waits import Waits
 from cellmesh.workers.rank.interrupts import Interrupts
-from cellmesh.workers.rank.tasks import Call, CollectiveOrder, Steps, Tasks
+from cellmesh.workers.rank.tasks import Call, CollectiveOrder, Steps, Tasks, describe_waiting
 from cellmesh.workers.run_tracker import RunTracker
 
 NUM_SEEDS, NUM_CALLS = 60, 6
@@ -424,3 +425,28 @@ def test_modes_of_gradients_are_those_of_the_task(rank: Rank) -> None:
     rank.end_all()
     assert modes() == (False, False)
     torch.set_grad_enabled(True)
+
+
+def test_calls_that_wait_are_described_while_other_code_holds_every_object() -> None:
+    held = []
+
+    class Shell:
+        """Cells whose numbers are looked up while another thread calls `gc.get_objects`."""
+
+        def cell_of(self, _: str) -> int:
+            held.append(gc.get_objects())
+            return 3
+
+    async def serve() -> None:
+        await asyncio.sleep(0)
+
+    waiting = [serve() for _ in range(2)]
+    for each in waiting:
+        each.send(None)
+    calls = {run: Call("serve", each, 0) for run, each in enumerate(waiting)}
+    found = describe_waiting(calls, Shell())  # type: ignore[arg-type]
+    assert [(each.run, each.title) for each in found] == [(0, "serve"), (1, "serve")]
+    assert "at In[3] line" in found[0].where
+    assert len(held) == 2
+    for each in waiting:
+        each.close()
