@@ -255,7 +255,7 @@ FEATURES = (
     ),
     Feature(
         "calls that wait",  # and work that other ranks send, which a failed one may hold back
-        240,  # 13 for tasks that wait within no_grad or inference_mode; 15 to read other ranks
+        241,  # 13 for tasks that wait within no_grad or inference_mode; 15 to read other ranks
         "workers/rank/tasks.py",
     ),
     Feature(
