@@ -393,7 +393,7 @@ class _Copying:
         try:
             outcomes = self._copy()
         except BaseException as error:
-            self.run.error = error
+            self.run.error = error.with_traceback(None)  # which would keep segments open
             text = "".join(str(error).splitlines(keepends=True)[:1])
             failed: Any = Failed(-1, type(error).__name__, text, "", 0)
             outcomes = dict.fromkeys(self._targets.ranks, Parcel(failed))
