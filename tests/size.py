@@ -208,7 +208,7 @@ FEATURES = (
     ),
     Feature(
         "handles of actors on ranks",  # with that of the mesh; and calls from rank to rank
-        748,  # 45 so that the main thread reads sockets: a call takes half as long; 50 for streams;
+        755,  # 45 so that the main thread reads sockets: a call takes half as long; 57 for streams;
         # 8 for methods that travel, and meshes that this process cannot use, or not yet
         "wire/handles.py workers/rank/handles.py workers/rank/peer_connections.py "
         "workers/rank/remote_actors.py",

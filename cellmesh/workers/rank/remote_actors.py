@@ -23,7 +23,7 @@ from ...wire import payload
 from ...wire.codec import Parcel
 from ...wire.handles import Address, Link, PeerCancel
 from ...wire.messages import Done
-from ...wire.nests import check_rows, indices_in, join_parts, split_rows
+from ...wire.nests import check_rows, indices_in, join_parts, map_rows, split_rows
 from ...wire.ranks import Results, choose_ranks, describe_ranks
 from ...wire.value_stream import ValueStream
 from .peer_connections import Connection, Future
@@ -262,7 +262,10 @@ class RankMethod:
         index_of = indices_in(dims, dim, address.ranks)
         num_parts = max(index_of.values()) + 1
         check_rows((args, kwargs), num_parts, name)
-        parts = [split_rows((args, kwargs), index, num_parts) for index in range(num_parts)]
+        parts = [
+            map_rows(split_rows((args, kwargs), index, num_parts), _alone)
+            for index in range(num_parts)
+        ]
         address = msgspec.structs.replace(address, ranks=(*index_of,))
         run = self._handles.call(address, self._name, "call", *parts, index_of=index_of)
         run.combine = functools.partial(join_parts, index_of)
@@ -285,6 +288,12 @@ class RankMethod:
 
     def __repr__(self) -> str:
         return f"<method {self._address.actor}.{self._name}>"
+
+
+def _alone(rows: Any) -> Any:
+    """Return rows of a tensor without the others of its storage, which would be sent as well."""
+    is_part = hasattr(rows, "untyped_storage") and rows.nbytes < rows.untyped_storage().nbytes()
+    return rows.detach().clone().requires_grad_(rows.requires_grad) if is_part else rows
 
 
 def _report(future: Future, title: str) -> None:

@@ -48,7 +48,7 @@ class Counter:
         self.log.append(len(x))
         if len(x) == 2:
             raise KeyError("two rows")
-        return {"x": scale * x, "num": len(x)}
+        return {"x": scale * x, "num": len(x), "num_bytes": x.untyped_storage().nbytes()}
 
 
 class Serving(Rank):
@@ -180,6 +180,7 @@ def test_rows_are_shared_among_ranks_and_results_joined(actor: Any, ranks: list[
     found = actor.rows.sharded(x, scale=3).result(WAIT_S)
     assert torch.equal(found["x"], 3 * x)
     assert found["num"] == [4, 3]
+    assert found["num_bytes"] == [16, 12]  # not those of all rows, as pickle would send
     assert actor.rows.sharded(x, scale=2, dim="tp").result(WAIT_S)["num"] == [4, 3]
     found = actor.rows.sharded(x, dim="dp").result(WAIT_S)  # these two ranks are alike in it
     assert torch.equal(found["x"], x)
