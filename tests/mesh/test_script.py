@@ -21,6 +21,7 @@ from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.rank_set import signal_ranks, submit_script
 from cellmesh.controller.ranks import Ranks
 from cellmesh.controller.run import Run
+from cellmesh.errors import RankFailure
 from cellmesh.wire.messages import Died, Done, describe_place
 from cellmesh.wire.verbs import InputRequest, Output
 
@@ -351,3 +352,5 @@ def test_no_mesh_is_started_on_a_rank(fresh: cm.Mesh, tmp_path: Path) -> None:
     script.write_text("import cellmesh\ncellmesh.start(2)\n")
     outcomes, _ = run(fresh, script)
     assert "cellmesh.start makes ranks itself" in outcomes[0].text
+    with pytest.raises(RankFailure, match="rank 0 of a mesh, and its notebook directs that"):
+        fresh[0].run(lambda name: __import__("cellmesh").attach(name, steal=True).stop(), "any")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import HostError, MeshUsageError, NoMeshError
 from ...wire.host import Process, this_place
-from ...wire.marks import is_dead
+from ...wire.marks import VARIABLE, is_dead
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, read_ticket, runtime_root
 from ..mesh import Mesh
@@ -65,7 +65,14 @@ def attach(
     Raises:
         NoMeshError: there is no such mesh, it has ended, or another process holds it.
         HostError: it cannot be used from here: its host, user or version is another one.
+        MeshUsageError: this process is a rank.
     """
+    if os.environ.get(VARIABLE, "").endswith(f":{os.getpid():07}") and "LOCAL_RANK" in os.environ:
+        raise MeshUsageError(
+            f"this process is rank {os.environ.get('RANK')} of a mesh, and its notebook directs "
+            "that: give ranks the handles of other meshes' actors; the notebook or `cellmesh stop` "
+            "ends a mesh"
+        )
     ticket = _find_ticket(name, steal)
     check_ticket(ticket)
     if ticket.spans_hosts:

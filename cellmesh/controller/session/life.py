@@ -159,8 +159,8 @@ class Life:
                 f"{self._name}` has it again, with --steal if somebody holds it"
             )
         return NoMeshError(
-            f"the mesh is {self.state}{self._in_brackets()}: start another with `%dist_start` or "
-            "cellmesh.start()"
+            f"the mesh {self._name} is {self.state}{self._in_brackets()}: start another with "
+            "`%dist_start` or cellmesh.start()"
         )
 
     def explain_start(self, timeout_s: float, log: str) -> CellmeshError:
