@@ -136,6 +136,8 @@ class Spawned:
         session = self.rank_set.session
         if not (self.lost or session.core.dead) or self.restarter == threading.get_ident():
             return
+        if session.life.is_over():
+            return  # the call raises
         if lost := sorted((self.lost | session.dead_ranks).intersection(ranks)):
             died = session.core.dead.get(lost[0])
             if self.on_death != "fail":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,21 @@ def test_a_restart_that_fails_is_shown_and_ends_it(
     assert sharing._spawned.on_death == "fail"
     assert trio.pull("'model' in globals()").list == [True, False, True]
     assert fragile.name.any().result(WAIT_S) == "fragile"
+
+
+def test_a_function_that_follows_a_death_may_end_its_mesh(trio: cm.Mesh) -> None:
+    ended = threading.Event()
+
+    def end(actor: Any, ranks: tuple[int, ...]) -> None:
+        mesh.stop()
+        ended.set()
+
+    with cm.start(1, group=False, name="brief") as mesh:
+        model = mesh.spawn(Model, on_death=end)
+        kill(mesh, 0)
+        assert ended.wait(WAIT_S)
+        with pytest.raises(NoMeshError, match="the mesh brief is ended"):
+            model.add()
 
 
 def test_an_actor_is_made_again_three_times_within_a_minute(
