@@ -131,18 +131,13 @@ class Run(Generic[T]):
 
     combine: Callable[[dict[int, Any]], Any] = Results
 
-    def __init__(
-        self,
-        number: int,
-        item: WorkItem,
-        printer: Printer,
-        control: RunControl,
-    ) -> None:
+    def __init__(self, number: int, item: WorkItem, printer: Printer, control: RunControl) -> None:
         self.number = number
         self.ranks = item.ranks
         self.title = item.title
         self.is_cell = item.kind.is_cell
         self.is_query, self.interleaves = item.kind.is_query, item.interleaves
+        self._is_of_actor = bool(getattr(item.verb, "of_actor", ""))
         self.started_at = time.monotonic()
         self._single = item.is_single
         self.printer = printer
@@ -367,15 +362,18 @@ class Run(Generic[T]):
         with self._lock:
             self._outcomes.update(dict.fromkeys(ranks, parcel))
             self._arrived += ranks
-            self._has_failed |= type(parcel.verb) is not Done
+            self._has_failed |= type(verb := parcel.verb) is not Done
         if self._questions is not None:
             self._questions.withdraw(ranks)
         if self._is_iterated:
             self._news.report()
         is_shown = has_begun or self.is_cell
-        if self._is_cancelled and type(verb := parcel.verb) is Failed and not self.is_cell:
+        if self._is_cancelled and type(verb) is Failed and not self.is_cell:
             is_shown = verb.type_name not in ("KeyboardInterrupt", "CancelledError")
-        self.printer.settle(ranks, parcel.verb, now, is_shown)
+        if self._is_of_actor and type(verb) is Failed and verb.traceback:
+            text = f"{verb.traceback.rstrip()}\nraised by {self.title}"  # several may have a class
+            verb = msgspec.structs.replace(verb, traceback=text)
+        self.printer.settle(ranks, verb, now, is_shown)
 
     def ask(self, ranks: tuple[int, ...], verb: InputRequest | InputCancelled, now: float) -> None:
         """Record that these ranks wait for the user's input, or no longer wait for it."""

@@ -11,7 +11,7 @@ from cellmesh.controller import links
 from cellmesh.controller.core.effects import Change, HealReport
 from cellmesh.controller.links import MeshLink
 from cellmesh.wire.groups import SetLink
-from cellmesh.wire.messages import Died, Done, Failed, Stopped
+from cellmesh.wire.messages import Died, Done, Failed, MeshReady, Stopped
 from cellmesh.wire.status import RankInfo
 
 
@@ -141,6 +141,27 @@ def test_a_death_takes_the_link_down_until_the_heal(sent: list[Sent]) -> None:
     core.dead, core.lost = {}, set()
     made.note("b", Change("ready", HealReport(respawned=(1,))))
     assert [(each.request.state, each.request.lack) for each in sent] == [("open", "")] * 4
+
+
+def test_a_restart_and_a_resize_make_the_link_again(sent: list[Sent]) -> None:
+    made = make()
+    connect(made, sent)
+    number, core = made._spec.number, made._sessions[1].core
+    core.mesh.store_port, made._sessions[0].core.mesh.store_port = 9, 0
+    made.note("b", Change("ready", MeshReady((), 9)))
+    assert made.problem
+    assert {each.request.reason for each in sent} == {"b was restarted"}
+    assert all(each.request.number > number for each in sent)
+    assert (sent[0].request.port, sent[0].request.address) == (9, "there")
+    for each in take(sent)[2:]:
+        each.end()
+    assert not made.problem
+    made.note("b", Change("ready", HealReport()))
+    assert not sent  # a heal that has replaced nobody
+    core.mesh.num_ranks = 1
+    made.note("b", Change("ready", HealReport()))
+    assert {(each.request.reason, each.request.size) for each in sent} == {("b was resized", 3)}
+    assert [each.ranks for each in sent[2:]] == [[0, 1], [0]]
 
 
 @pytest.mark.parametrize(
