@@ -74,6 +74,65 @@ RELIABILITY = {
         "mesh/test_attach.py:the_ranks_and_their_cell_outlive_the_notebook "
         "mesh/test_kernel_end.py:a_kernel_that_is_shut_down_ends_its_idle_mesh"
     ),
+    "Meshes of one notebook fail apart": (
+        "mesh/test_several.py:the_stop_button_reaches_the_mesh_that_the_cell_waits_for "
+        "mesh/test_several.py:a_mesh_may_have_no_process_group "
+        "mesh/test_several.py:left_meshes_are_attached_one_by_one_and_ended"
+    ),
+    "A call that waits ends with its own rank only": (
+        "mesh/test_waiting_calls.py:"
+        "a_death_ends_calls_on_that_rank_only_and_a_heal_keeps_the_others "
+        "mesh/test_waiting_calls.py:a_failing_call_holds_back_nothing "
+        "mesh/test_waiting_calls.py:cancel_reaches_one_call_as_it_waits_and_as_it_computes "
+        "mesh/test_waiting_calls.py:a_mesh_stops_beside_calls_that_wait "
+        "pair/test_pair.py:a_restart_ends_runs_in_flight_and_begins_afresh "
+        "pair/test_pair_waiting_calls.py:a_resize_names_the_calls_that_it_would_end "
+        "pair/test_pair_waiting_calls.py:a_controller_that_attaches_finds_calls_that_wait "
+        "faults/test_table.py:a_fault_leaves_calls_that_wait_on_living_ranks"
+    ),
+    "An actor lives as long as its rank": (
+        "mesh/test_supervision.py:calls_on_a_dead_rank_fail_and_those_on_others_go_on "
+        "mesh/test_supervision.py:a_notebook_that_attaches_has_the_actors "
+        "mesh/test_actors.py:a_handle_ends_with_its_actor"
+    ),
+    "An actor with `on_death` is made again": (
+        "mesh/test_supervision.py:an_actor_is_made_again_and_given_weights "
+        "mesh/test_supervision.py:"
+        "ranks_that_die_together_are_one_restart_which_a_heal_by_hand_awaits "
+        "mesh/test_supervision.py:a_restart_that_fails_is_shown_and_ends_it "
+        "mesh/test_supervision.py:an_actor_is_made_again_three_times_within_a_minute "
+        "mesh/test_supervision.py:a_notebook_that_attaches_has_the_actors "
+        "pair/test_pair_supervision.py:a_rank_is_replaced_once_no_rank_has_work"
+    ),
+    "A call from rank to rank ends with either of them": (
+        "mesh/test_handles.py:a_call_of_a_rank_that_ends_raises_at_once "
+        "mesh/test_handles.py:a_cycle_raises_where_it_is_closed "
+        "mesh/test_peer_calls.py:"
+        "a_dead_rank_is_replaced_at_the_end_of_a_call_and_a_caller_ends_its_calls "
+        "pair/test_pair_peer_calls.py:a_heal_names_the_call_that_does_not_end "
+        "pair/test_pair_peer_calls.py:a_resize_names_the_call_that_it_would_end "
+        "pair/test_pair_routing.py:the_others_hear_of_a_restart_and_of_the_end "
+        "pair/test_pair_routing.py:the_others_hear_of_ranks_that_a_resize_removes "
+        "hosts/test_handles.py:calls_fail_at_once_without_a_notebook "
+        "hosts/test_handles.py:calls_fail_after_their_notebook_was_killed"
+    ),
+    "A copy of weights is whole or nothing": (
+        "mesh/test_weights.py:nothing_is_copied_if_a_rank_fails_before_all_hold_their_parts "
+        "mesh/test_weights.py:a_copy_waits_for_busy_ranks_and_can_be_interrupted "
+        "mesh/test_weights.py:targets_that_work_meanwhile_see_old_or_new_values "
+        "mesh/test_weights.py:dead_ranks_on_either_side_are_named "
+        "pair/test_pair.py:a_restart_ends_runs_in_flight_and_begins_afresh "
+        "hosts/test_bulk.py:weights_are_copied_from_host_to_host"
+    ),
+    "A link costs neither mesh": (
+        "mesh/test_links.py:"
+        "failures_on_either_side_release_the_other_and_the_link_works_again "
+        "mesh/test_links.py:a_rank_that_is_killed_costs_neither_mesh "
+        "mesh/test_links.py:a_mesh_without_a_group_takes_part_until_it_ends "
+        "core/controller/test_links.py:a_restart_and_a_resize_make_the_link_again "
+        "core/controller/test_links.py:"
+        "the_end_of_a_mesh_drops_the_link_and_what_follows_is_ignored"
+    ),
     "No process, file, socket or descriptor is left behind": (
         "mesh/test_left_behind.py:no_process_is_left_when_processes_of_the_mesh_are_killed "
         "mesh/test_left_behind.py:the_next_command_ends_what_is_left_where_all_are_killed "
