@@ -105,6 +105,8 @@ def test_mesh_of_a_prestarted_zygote_has_the_directory_and_path_of_its_start(
             assert notebook.run("%dist_restart").status == "ok"
             # A second mesh in this kernel.
             notebook.run("import cellmesh as cm; other = cm.start(1)")
+            name = notebook.run("print(other.name)").text().strip()
+            assert zygote in agent_of(name).parents()
             assert notebook.run("print(other.pull('rank').list)").text() == "[0]\n"
             assert command("ps").count("running") == 2
             notebook.run("other.stop()")

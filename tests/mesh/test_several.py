@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import clean_runtime_dir
 
 from .test_kernel import Notebook, open_notebook
+from .test_shown_in_kernel import Dashboard
 
 START = ("%dist_start 2", "%dist_start 2 --name generator")
 
@@ -129,6 +130,46 @@ def test_a_reload_goes_to_all_meshes_or_to_one(notebook: Notebook, tmp_path: Pat
         cells = (f"%%dist{on}\n{read}" for on in ("", " --on generator"))
         shown.append([notebook.run(cell).text().split()[-1] for cell in cells])
     assert shown == [["1", "1"], ["1", "12"], ["123", "123"]]
+
+
+def shown_by(notebook: Notebook, magic: str, line: str = "") -> str:
+    return notebook.run(f"print(get_ipython().run_line_magic({magic!r}, {line!r}))").text()
+
+
+def test_actors_memory_and_dashboard_are_shown_beside_a_call_that_waits(notebook: Notebook) -> None:
+    notebook.run("class Server:\n    async def serve(self):\n        await asyncio.Event().wait()")
+    notebook.run("%%dist --on generator\nimport asyncio")
+    use(notebook, "first")
+    notebook.run(
+        "server = cm.meshes['generator'].spawn(Server)\n"
+        "table = cm.meshes[first][1].spawn(dict, name='table')\n"
+        "serving = server[1].serve.submit()\ncm.meshes['generator'].run(int)"
+    )
+    shown = shown_by(notebook, "dist_actors")
+    served = r"server +Server +0-1 +1 +0: idle / 1: server\.serve waits in asyncio.Event at In"
+    assert re.search(f"^generator +{served}", shown, re.MULTILINE)
+    assert re.search(r"^mesh-\S+ +table +dict +1 +idle", shown, re.MULTILINE)
+    assert "table" not in shown_by(notebook, "dist_actors", "--on generator")
+    memory = shown_by(notebook, "dist_mem", "--on generator")
+    assert re.findall(r"^([01]) +In.* MB", memory, re.MULTILINE) == ["0", "1"]
+    dashboard = Dashboard(notebook, "--on generator")
+    assert "<cellmesh generator: 2 ranks" in dashboard.data["text/plain"]
+    dashboard.send(kind="look")
+    assert "server.serve waits" in dashboard.wait_for_state("table")
+    notebook.run("serving.cancel()\nserving.wait(60)")
+    assert "idle / " not in shown_by(notebook, "dist_actors")
+    notebook.run("cm.meshes['generator'].drop(server)\ncm.meshes[first].drop(table)")
+    assert "Server" not in shown_by(notebook, "dist_actors")
+
+
+def test_replicas_are_made_equal_on_one_mesh(notebook: Notebook) -> None:
+    use(notebook, "first")
+    for on in ("", " --on generator"):
+        notebook.run(f"%%dist{on}\nweights = torch.full((2,), float(rank))")
+    notebook.run("%dist_sync weights --from 1 --on generator")
+    read = "%%dist{}\nprint(weights.tolist())"
+    assert "[0-1] [1.0, 1.0]" in notebook.run(read.format(" --on generator")).text()
+    assert "[0] [0.0, 0.0]\n[1] [1.0, 1.0]" in notebook.run(read.format("")).text()
 
 
 def test_tabs_and_views_name_their_mesh(notebook: Notebook) -> None:

@@ -184,9 +184,9 @@ def test_heal_reports_what_was_healed_and_what_was_not(notebook: Notebook) -> No
 class Dashboard:
     """The dashboard that a kernel shows, as a page has it."""
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: Notebook, options: str = "") -> None:
         self._notebook = notebook
-        self.shown = notebook.run("%dist_status --live")
+        self.shown = notebook.run(f"%dist_status --live {options}")
         (self.data,) = self.shown.data()
         self._model = self.data[WIDGET]["model_id"]
 
