@@ -11,6 +11,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.output.bars import Bars
+from cellmesh.controller.output.fold import Trace
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
 from tests.faults.watching import wait_until
@@ -65,6 +66,10 @@ class Worker:
         except asyncio.CancelledError:
             self.log.append(f"{name} cancelled")
             raise
+
+    async def ask(self) -> str:
+        await self.wait("asked")
+        return input("which? ")
 
     async def refuse_to_end(self) -> None:
         import asyncio
@@ -125,6 +130,19 @@ def test_a_thread_of_a_call_prints_there_and_outlives_its_cancel(
     assert runs[1].result(WAIT_S).list == ["two"] * 2
     assert {text for _, text in second.lines()} == {"two begins", "two ends"}
     assert {text for _, text in first.lines()} <= {"one begins", "one ends"}
+
+
+def test_a_call_that_waits_cannot_ask_and_shows_its_own_traceback(
+    quick: cm.Mesh, worker: Any
+) -> None:
+    sink, other = Recorder(), Recorder()
+    run = submit(worker, sink, "ask")
+    quick.submit_cell("worker.open('asked')", sink=other).result(WAIT_S)
+    with pytest.raises(RankFailure, match=r"ranks 0-1 raised RuntimeError: input\(\) can ask only"):
+        run.result(WAIT_S)
+    (shown,) = sink.items(Trace)
+    assert "input() can ask only while the cell runs that it belongs to" in str(shown.item)
+    assert other.blocks == []
 
 
 def test_checkpoints_are_saved_and_loaded_beside_calls_that_wait(

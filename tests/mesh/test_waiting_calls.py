@@ -51,7 +51,13 @@ def test_calls_end_in_any_order_and_work_goes_on_beside_them(mesh: cm.Mesh) -> N
     assert first.result(WAIT_S).list == ["first"] * 4
 
 
-def test_output_of_a_call_that_waits_is_its_own(mesh: cm.Mesh) -> None:
+def test_output_of_a_call_that_waits_is_its_own(
+    mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = []  # the run, its ranks and their values
+    monkeypatch.setattr(
+        mesh.rank_set.session.metrics, "take", lambda *got: logged.append((*got[:2], got[2].verb))
+    )
     source = """
     import asyncio, cellmesh
     event = asyncio.Event()
@@ -72,6 +78,9 @@ def test_output_of_a_call_that_waits_is_its_own(mesh: cm.Mesh) -> None:
     assert [text for text in texts if text] == ["begun", "inner"]
     assert [getattr(block.item, "text", "") for block in other.blocks] == ["beside"]
     assert len(sink.blocks) == 3  # and the value
+    assert {verb.names for *_, verb in logged} == {("waited",)}
+    found = [(number, ranks, verb.values) for number, ranks, verb in logged]
+    assert sorted(found) == [(run.number, (each,), ((each,),)) for each in range(4)]
 
 
 def test_calls_and_cells_are_tasks_that_time_limits_can_end(mesh: cm.Mesh) -> None:
