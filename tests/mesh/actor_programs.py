@@ -205,6 +205,10 @@ class Program:
                 handle.wait.send(number, event)
                 for rank in ranks:
                     self.ends_of(acting.models[rank].wait, number, event)
+            elif self.random.random() < 0.3:  # it is shown, and changes nothing else
+                handle.fail.send(number)
+                for rank in ranks:
+                    self.ends_of(acting.models[rank].fail, number)
             else:
                 handle.add.send(number, 2)
                 for rank in ranks:

@@ -15,6 +15,7 @@ import torch
 
 import cellmesh as cm
 from cellmesh.errors import MeshUsageError, RankFailure
+from tests.faults.watching import wait_until
 from tests.mesh.conftest import Recorder
 
 WAIT_S = 60.0
@@ -256,11 +257,20 @@ def test_a_method_that_a_class_lacks_is_refused(counter: Any) -> None:
     assert repr(counter.add) == "<method counter.add(number: 'int' = 1) -> 'int'>"
 
 
-def test_a_failure_is_raised_once_and_of_a_send_shown(mesh: cm.Mesh, counter: Any) -> None:
+def test_a_failure_is_raised_once_and_of_a_send_shown(
+    mesh: cm.Mesh, counter: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(RankFailure, match="ranks 0-3 raised ValueError: no"):
         counter.fail()
+    capsys.readouterr()  # it is shown, too
     counter.fail.send()
     assert counter.add().list == [1] * 4
+    shown: list[str] = []
+    wait_until(
+        lambda: shown.append(capsys.readouterr().err) or "ValueError: no\n" in "".join(shown)
+    )
+    assert "".join(shown).count("ValueError: no\n") == 1
+    assert "[0-3] " in "".join(shown)
 
 
 def test_a_constructor_that_raises_somewhere_leaves_nothing(mesh: cm.Mesh) -> None:

@@ -80,6 +80,21 @@ class Counter:
         finally:
             self.count = -2
 
+    async def reach(self, count: int) -> int:
+        import asyncio
+
+        while self.count < count:
+            await asyncio.sleep(0.001)
+        return self.count
+
+    async def lose_patience(self) -> Any:
+        run = self.other.reach.submit(await self.other.add(0) + 1)
+        try:
+            run.result(0.01)
+        except TimeoutError as error:
+            await self.other.add(1)
+            return str(error), await run, run.result(WAIT_S)
+
     def values(self, num: int) -> Any:
         for number in range(num):
             yield number
@@ -125,6 +140,12 @@ class Counter:
 
     def give_self(self) -> Any:
         return {"self": self, "other": self.other}
+
+
+class Named(Counter):
+    """Its methods have the names of what handles, methods and meshes have."""
+
+    stop = send = submit = ranks = any = stream = sharded = drop = name = Counter.add
 
 
 class Teller:
@@ -213,6 +234,26 @@ def test_ranks_call_ranks(meshes: tuple[cm.Mesh, cm.Mesh], left: Any, right: Any
     for method, text in (("ad", "did you mean 'add'"), ("fail", "no such"), ("_x", "private")):
         with pytest.raises(RankFailure, match=text):
             one.call_async(method)
+
+
+def test_a_call_goes_on_after_a_time_out(meshes: tuple[cm.Mesh, cm.Mesh], left: Any) -> None:
+    one = meshes[1].spawn(Counter, left[1], name="impatient")
+    count = left[1].add(0) + 1
+    assert one.lose_patience() == ("left.reach on left 1 has not ended after 0.01 s", count, count)
+
+
+def test_no_name_of_a_method_collides(meshes: tuple[cm.Mesh, cm.Mesh]) -> None:
+    named = meshes[0][0].spawn(Named, name="named")
+    caller = meshes[1].spawn(Counter, named, name="caller")
+    names = [name for name, each in vars(Named).items() if each is Counter.add]
+    assert len(names) == 9
+    for name in names:
+        method, before = getattr(named, name), named.add(0)
+        method.send()
+        runs = method.submit(), method.any()
+        found = [run.result(WAIT_S) for run in runs]
+        found += method(), caller.call(name), caller.call_async(name)
+        assert found == [*range(before + 2, before + 7)], name
 
 
 def test_ranks_share_rows_among_ranks(right: Any) -> None:
