@@ -50,9 +50,9 @@ def waiting() -> psutil.Process:
     return found
 
 
-def origin(directory: Path) -> psutil.Process:
-    """The process that the mesh's guardian was forked from."""
-    guardian = process_named(directory, "cellmesh-agent").parent()
+def origin(directory: Path, agent: psutil.Process | None = None) -> psutil.Process:
+    """The process that the guardian of the mesh, or of the agent's, was forked from."""
+    guardian = (agent or process_named(directory, "cellmesh-agent")).parent()
     assert guardian is not None
     forked_from = guardian.parent()
     assert forked_from is not None
@@ -106,7 +106,7 @@ def test_mesh_of_a_prestarted_zygote_has_the_directory_and_path_of_its_start(
             # A second mesh in this kernel.
             notebook.run("import cellmesh as cm; other = cm.start(1)")
             name = notebook.run("print(other.name)").text().strip()
-            assert zygote in agent_of(name).parents()
+            assert origin(runtime_dir, agent_of(name)) == zygote
             assert notebook.run("print(other.pull('rank').list)").text() == "[0]\n"
             assert command("ps").count("running") == 2
             notebook.run("other.stop()")

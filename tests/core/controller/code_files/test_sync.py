@@ -103,6 +103,20 @@ def test_hosts_get_what_they_lack(code: CodeSync, hosts: Hosts, tmp_path: Path) 
     assert hosts.files[0] == hosts.files[1] == {"0/a.py": b"b", "0/same.py": b"a"}
 
 
+def test_each_mesh_of_a_notebook_gets_an_edit(code: CodeSync, hosts: Hosts, tmp_path: Path) -> None:
+    others = Hosts()
+    other = CodeSync(code.roots, others.ask, NAMES.__getitem__, int, str)
+    for content, asked in (
+        ("a", ["0 to a", "0 to b", "2 to a", "2 to b"]),
+        ("bb", ["1 to a", "1 to b"]),
+    ):
+        (tmp_path / "a.py").write_text(content)
+        code.bring()
+        other.bring()
+        assert hosts.take_asked() == others.take_asked() == asked
+        assert hosts.files == others.files == [{"0/a.py": content.encode(), "0/same.py": b"a"}] * 2
+
+
 def test_calls_in_a_row_look_now_and_then_or_after_a_load(
     code: CodeSync, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
