@@ -205,6 +205,11 @@ SECURITY = {
     "a test compares it with the first table": (
         "hosts/test_security.py:what_listens_is_what_is_documented"
     ),
+    "Calls from rank to rank": (
+        "core/workers/rank/test_handles.py:nothing_is_sent_to_a_socket_of_another_user "
+        "core/workers/rank/test_handles.py:a_process_of_another_user_gets_no_challenge "
+        "mesh/test_handles.py:nothing_is_read_from_a_process_without_the_key"
+    ),
     "mode 0600 in a directory of mode 0700": (
         "mesh/test_start.py:every_file_of_a_mesh_is_its_users_alone"
     ),

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from cellmesh.controller.core.effects import Change
 from cellmesh.controller.news import News
 from cellmesh.controller.supervision import Supervisor
+from cellmesh.wire.messages import RespawnFailed
 
 
 def raising(error: BaseException) -> Any:
@@ -100,3 +102,19 @@ def test_a_thread_that_fails_leaves_its_place_to_the_next_one() -> None:
     with pytest.raises(RuntimeError, match="no"):
         supervisor._serve()
     assert supervisor._thread is None
+
+
+def test_actors_whose_ranks_could_not_be_replaced_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    session: Any = SimpleNamespace(actors={}, displays=SimpleNamespace(heading=None))
+    supervisor = Supervisor(session)
+    for name, rank, on_death in (
+        ("one", 1, "restart"),
+        ("two", 2, "restart"),
+        ("three", 1, "fail"),
+    ):
+        Remade(session, name, rank, on_death)
+    supervisor.note(Change("ready", RespawnFailed((1,), "no descriptors")))
+    text = "rank 1 of one could not be replaced: no descriptors. `%dist_heal` tries again"
+    assert capsys.readouterr().err.strip() == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import os
 import socket
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellmesh.errors import HostError, RankDied, RemoteError, UnpicklableError
+from cellmesh.errors import HostError, MeshUsageError, RankDied, RemoteError, UnpicklableError
 from cellmesh.wire import limits, payload
 from cellmesh.wire.codec import Parcel, encode
 from cellmesh.wire.handles import (
@@ -35,7 +36,8 @@ from cellmesh.wire.segment_pool import SegmentPool
 from cellmesh.wire.stream import Channel
 from cellmesh.wire.ticket import write_ticket
 from cellmesh.wire.verbs import Imports
-from cellmesh.workers.rank import peer_connections
+from cellmesh.workers.rank import handles, peer_connections
+from cellmesh.workers.rank.actors import Actors
 from cellmesh.workers.rank.features import RankContext
 from cellmesh.workers.rank.handles import Handles, _await_in
 from cellmesh.workers.rank.interrupts import Interrupts
@@ -174,9 +176,55 @@ def test_a_caller_that_reads_nothing_does_not_stop_the_called_rank(directory: Pa
             assert bytes(frames[1]) == bytes(8 << 20)
 
 
-def test_a_forked_process_is_not_the_rank(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cellmesh.workers.rank import handles
+def test_nothing_is_sent_to_a_socket_of_another_user(
+    directory: Path, caller: Handles, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_connections, "is_own_peer", lambda connection: False)
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(caller.call, address_of(directory, 1), "add", "call", ((), {}))
+        with silent.accept()[0] as connection, contextlib.suppress(ConnectionError):
+            connection.settimeout(WAIT_S)
+            connection.sendall(bytes(CHALLENGE_BYTES))  # the caller may have left before
+            assert connection.recv(1) == b""
+        with pytest.raises(MeshUsageError, match=r"counter, .* is at a socket of another user"):
+            called.result(WAIT_S)
 
+
+def test_a_process_of_another_user_gets_no_challenge(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "is_own_peer", lambda connection: False)
+    Rank(directory, 0, "counter")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(WAIT_S)
+        connection.connect(socket_of(str(directory), 0))
+        assert connection.recv(CHALLENGE_BYTES) == b""
+
+
+def test_calls_in_flight_are_bounded(
+    directory: Path, caller: Handles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "MAX_CALLS", 2)
+    zero, actor = Rank(directory, 0, "counter"), RankActor(caller, address_of(directory, 0))
+    runs = [actor.add.submit(1) for _ in range(2)]
+    with pytest.raises(MeshUsageError, match=r"^2 calls of left 0 are in flight: wait for some"):
+        actor.add.submit(1)
+    wait_until(lambda: len(zero.arrived) == 2)
+    answer(zero, zero.arrived[0], 5)
+    assert runs[0].result(WAIT_S) == 5
+    actor.add.submit(1)
+    wait_until(lambda: len(zero.arrived) == 3)
+
+
+def test_a_handle_of_an_actor_that_its_rank_has_no_more_says_so(directory: Path) -> None:
+    found = Rank(directory, 0).handles.open(address_of(directory, 0))
+    with pytest.raises(MeshUsageError, match=r"counter, .* is not on this rank any more: mesh\.sp"):
+        found.add(1)
+    with pytest.raises(MeshUsageError, match=r"this rank has no actor 'counter': mesh\.spawn it"):
+        Actors({}, 0).find("call", ("counter", "add"))
+
+
+def test_a_forked_process_is_not_the_rank(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank, own = Rank(directory, 0), os.getpid()
     monkeypatch.setattr(handles.os, "getpid", lambda: own + 1)
     assert rank.handles.open(address_of(directory, 1)) is None

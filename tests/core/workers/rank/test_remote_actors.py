@@ -85,7 +85,8 @@ class Serving(Rank):
                 value = self.handles.serve(*target, *args, **kwargs)
             except Exception as error:
                 pickled, buffers = payload.dumps(error, "it")
-                failed = Failed(verb.run, type(error).__name__, str(error), "", 0, pickled)
+                shown = "Traceback\n\x1b[31mits frames\x1b[0m"
+                failed = Failed(verb.run, type(error).__name__, str(error), shown, 0, pickled)
                 answer = Parcel[Any](failed, tuple(buffers))
             else:
                 pickled, buffers = payload.dumps(value, "it")
@@ -198,3 +199,25 @@ def test_rows_that_cannot_be_shared_are_refused_and_failing_ranks_named(actor: A
             actor.rows.sharded(rows, dim=dim)
     with pytest.raises(RankFailure, match=r"counter\.rows failed on rank 1: 'two rows'"):
         actor.rows.sharded(torch.ones(5)).result(WAIT_S)
+
+
+def test_an_exception_of_a_send_is_printed_once_with_its_actor(
+    actor: Any, ranks: list[Serving], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = ""
+
+    def is_shown() -> bool:
+        nonlocal shown
+        shown += capsys.readouterr().err
+        return shown.count("its frames") == 2
+
+    assert actor.rows.send(torch.ones(2)) is None
+    wait_until(is_shown)
+    assert actor.rows(torch.ones(1), scale=2)[0]["num"] == 1
+    assert is_shown()
+    parts = [
+        f"counter.rows on left {rank}: KeyError: 'two rows'\n"
+        f"raised by counter.rows on left {rank}:\nTraceback\nits frames\n"
+        for rank in range(2)
+    ]
+    assert shown in ("".join(parts), "".join(reversed(parts)))
