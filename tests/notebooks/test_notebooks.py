@@ -51,6 +51,13 @@ def test_is_committed_with_its_outputs(path: Path) -> None:
         )
 
 
+def test_the_reinforcement_loop_has_at_most_60_lines_beside_prose() -> None:
+    notebook = nbformat.read(ROOT / "notebooks/18_reinforcement_loop.ipynb", as_version=4)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    lines = [line.strip() for line in code.splitlines()]
+    assert len([line for line in lines if line and not line.startswith("#")]) <= 60
+
+
 def run_python(*words: object, where: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, words)]
     environment = {**os.environ, **env}

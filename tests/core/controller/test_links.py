@@ -10,6 +10,8 @@ import pytest
 from cellmesh.controller import links
 from cellmesh.controller.core.effects import Change, HealReport
 from cellmesh.controller.links import MeshLink
+from cellmesh.controller.mesh import Mesh
+from cellmesh.errors import HostError, MeshUsageError
 from cellmesh.wire.groups import SetLink
 from cellmesh.wire.messages import Died, Done, Failed, MeshReady, Stopped
 from cellmesh.wire.status import RankInfo
@@ -26,7 +28,8 @@ class Session:
         self.core = SimpleNamespace(mesh=mesh, state="ready", dead={}, lost=set())
         self.name, self.num_ranks, self.links = name, num_ranks, dict[str, Any]()
         self.ticket, self.busy = SimpleNamespace(env={}, spans_hosts=True), set[int]()
-        self.runs = SimpleNamespace(busy_ranks=lambda: self.busy)
+        self.has_hosts = False
+        self.runs = SimpleNamespace(busy_ranks=lambda: self.busy, check_usable=lambda ranks: None)
 
 
 class Sent:
@@ -55,8 +58,10 @@ class Sent:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
     found = list[Sent]()
 
-    def rank_set(session: Any, ranks: Any) -> Any:
-        def start(request: SetLink, title: str, *, channel: str, sink: Any) -> Sent:
+    def rank_set(session: Any, ranks: Any, is_single: bool = False) -> Any:
+        def start(request: Any, title: str = "", *, channel: str, sink: Any = None) -> Any:
+            if is_single:  # where is its store?
+                return SimpleNamespace(result=lambda timeout_s: "here")
             found.append(Sent(session, ranks, request, channel))
             return found[-1]
 
@@ -210,3 +215,47 @@ def test_the_backend_is_that_of_both(
     made = make(Session("a", 1, backends[0]), Session("b", 1, backends[1]))
     made.renew("open", "it is new")
     assert {each.request.backend for each in sent} == {backend}
+
+
+@pytest.fixture
+def meshes(sent: list[Sent], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Three meshes of this process, of which the first one has a process group."""
+    found = {name: Mesh(Session(name, 2)) for name in "abc"}  # type: ignore[arg-type]
+    monkeypatch.setattr(links, "own_meshes", lambda: found)
+    return found
+
+
+def session_of(mesh: Any) -> Any:
+    return mesh.rank_set.session
+
+
+def test_meshes_that_cannot_be_linked_are_refused(meshes: dict[str, Any], sent: list[Sent]) -> None:
+    a, b, c = meshes.values()
+    for others, text in (
+        ((b, c), "neither b nor c has a process group, .*: start one of them with a group"),
+        ((a, Mesh(Session("b", 2))), r"b is no mesh of this process: cellmesh\.meshes has all"),  # type: ignore[arg-type]
+        ((a, "b"), "takes two meshes, and 'b' is none"),
+        ((a, a), "a cannot be linked with itself"),
+    ):
+        with pytest.raises(MeshUsageError, match=text):
+            links.link(*others)
+    session_of(b).has_hosts = True
+    for pair in ((a, b), (b, a)):
+        with pytest.raises(MeshUsageError, match=r"^a runs on this machine alone, and other hosts"):
+            links.link(*pair)
+    assert not any(session_of(mesh).links for mesh in (a, b, c))
+    assert not sent
+
+
+def test_a_link_that_is_not_made_in_time_is_dropped_and_says_who_is_busy(
+    meshes: dict[str, Any], sent: list[Sent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = list[float]()
+    monkeypatch.setattr(MeshLink, "wait", lambda made, timeout_s: waits.append(timeout_s))
+    session_of(meshes["b"]).busy = {1}
+    text = r"^a \(0 ranks busy\) and b \(1 ranks busy\) were not linked within 60 s: it is being"
+    with pytest.raises(HostError, match=text):
+        links.link(meshes["a"], meshes["b"])
+    assert waits == [60.0]
+    assert [each.request.state for each in sent[-2:]] == ["dropped"] * 2
+    assert not any(session_of(mesh).links for mesh in meshes.values())
