@@ -208,7 +208,7 @@ FEATURES = (
     ),
     Feature(
         "handles of actors on ranks",  # with that of the mesh; and calls from rank to rank
-        755,  # 45 so that the main thread reads sockets: a call takes half as long; 57 for streams;
+        770,  # 45 so that the main thread reads sockets: a call takes half as long; 57 for streams;
         # 8 for methods that travel, and meshes that this process cannot use, or not yet
         "wire/handles.py workers/rank/handles.py workers/rank/peer_connections.py "
         "workers/rank/remote_actors.py",
@@ -220,12 +220,12 @@ FEATURES = (
     ),
     Feature(
         "calls between hosts",  # by way of the controller
-        165,  # with values of any size, in chunks
+        170,  # with values of any size, in chunks
         "controller/routing.py workers/rank/relayed.py",
     ),
     Feature(
         "supervision of actors",  # 32 of them for functions of the user that hang
-        292,
+        297,
         "controller/supervision.py controller/actor_records.py workers/rank/actor_states.py",
     ),
     Feature(
@@ -255,12 +255,12 @@ FEATURES = (
     ),
     Feature(
         "calls that wait",  # and work that other ranks send, which a failed one may hold back
-        241,  # 13 for tasks that wait within no_grad or inference_mode; 15 to read other ranks
+        245,  # 13 for tasks that wait within no_grad or inference_mode; 15 to read other ranks
         "workers/rank/tasks.py",
     ),
     Feature(
         "ranks' processes",
-        2215,  # 15 to release a rank from a link, 15 to stop ranks at the end of an import
+        2220,  # 15 to release a rank from a link, 15 to stop ranks at the end of an import
         "workers/",
     ),
     Feature(

@@ -180,7 +180,11 @@ class Supervisor:
         thread = threading.Thread(target=self._follow, args=(spawned, ranks, end), daemon=True)
         name = getattr(spawned.on_death, "__qualname__", "a function")
         self._called[thread] = f"{name}, the on_death of {spawned.name}"
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the limit on threads
+            del self._called[thread]
+            end(str(error))
 
     def _follow(self, spawned: Spawned, ranks: tuple[int, ...], end: Callable[[str], None]) -> None:
         """Call the user's function on this thread, which may last as long as it likes."""

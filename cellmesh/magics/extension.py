@@ -67,7 +67,7 @@ def wake_at_signals() -> None:
     with contextlib.suppress(RuntimeError, ValueError):  # no loop runs here; not the main thread
         loop = asyncio.get_running_loop()
         if (before := signal.set_wakeup_fd(-1)) != -1:  # loaded before
-            signal.set_wakeup_fd(before)
+            signal.set_wakeup_fd(before, warn_on_full_buffer=False)
             return
         wakened, waker = os.pipe()
         os.set_blocking(waker, False)

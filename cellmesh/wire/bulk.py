@@ -246,6 +246,10 @@ class Arrivals:
         runs = {verb.run for verb in verbs if isinstance(verb, Interrupt | Release)}
         return self._abandon([item for item in self._items if item.run in runs], "")
 
+    def holds(self, run: int) -> bool:
+        """Return whether a message of a run is held back."""
+        return any(item.run == run for item in self._items)
+
     def abandon(self, why: str, run: int | None = None) -> list[Parcel[Any]]:
         """Give up waiting for all segments, or those of a run, which will not arrive; return the
         messages that are no longer held back.

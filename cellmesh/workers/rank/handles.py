@@ -235,7 +235,7 @@ class Handles:
 
     def _send(self, connection: Connection, run: int, title: str, parcel: Parcel[Any]) -> Future:
         """Send a call, and return its answer to come."""
-        future: Future = concurrent.futures.Future()
+        future = Future()
         connection.pending[run] = future, title
         try:
             connection.send(parcel)
@@ -256,7 +256,7 @@ class Handles:
         if (known := self._outgoing.get(key)) is not None and known.is_open:
             return known
         dialled = dial(address, rank)  # without the lock, as that may take seconds
-        with self._lock:
+        with self._context.interrupts, self._lock:
             known = self._outgoing.get(key)
             if known is None or not known.is_open:
                 known = self._outgoing[key] = dialled or self.relays.to(*key)
@@ -324,13 +324,16 @@ class Handles:
 
     def listen(self) -> None:
         """Let other ranks call this one's actors; called on the main thread."""
-        if self.is_listening:
-            return
-        self.is_listening = True
+        with self._context.interrupts:
+            if not self.is_listening:
+                self._listen()
+
+    def _listen(self) -> None:
         self._context.divert(self._divert)
+        self._context.tasks.let_wake(self)
         with self._lock:
             epoll = self._start()
-        self._context.tasks.let_wake(self)
+        self.is_listening = True
         if self._ticket.host is not None:  # ranks of other hosts call by way of the notebook
             return
         path = socket_of(self.peer.directory, self.peer.rank)
@@ -382,7 +385,8 @@ class Handles:
         for parcel in parcels:
             verb, run = parcel.verb, getattr(parcel.verb, "run", -1)
             if run not in PEER_RUNS or type(verb) is Imports:
-                self._last_run = run if type(verb) in (Done, Failed, Output) else self._last_run
+                if run >= 0 and type(verb) in (Done, Failed, Output):
+                    self._last_run = run
                 kept.append(parcel)
             elif type(verb) in (Done, Failed, PeerWork):
                 kept += self.served.divert(parcel)
@@ -440,6 +444,8 @@ class Handles:
                         time.sleep(left_s)  # the main thread is about to wait again, and to read
                     else:
                         self.hear()
+                        if self._waiting is not None:  # it may have missed its answer
+                            os.eventfd_write(self.relays.wake, 1)
             except BaseException:  # as user code can raise in any thread, or use up descriptors
                 time.sleep(0.01)
 
@@ -480,17 +486,25 @@ class Handles:
                     while self._ending:
                         self._end_stream(*self._ending.popleft())
                 elif self._listener is not None and descriptor == self._listener.fileno():
-                    self._meet(self._listener.accept()[0])
+                    try:
+                        accepted, _ = self._listener.accept()
+                    except OSError:  # no descriptor is free
+                        time.sleep(0.01)
+                    else:
+                        self._meet(accepted)
 
     def _meet(self, accepted: socket.socket) -> None:
         """Send a challenge to a process that has connected."""
         connection = Connection(accepted)
-        if is_own_peer(accepted):
-            connection.challenge = os.urandom(CHALLENGE_BYTES)
-            accepted.send(connection.challenge)
-            self._read(connection)
-        else:
-            accepted.close()
+        connection.challenge = os.urandom(CHALLENGE_BYTES)
+        try:
+            if is_own_peer(accepted):
+                accepted.send(connection.challenge)
+                self._read(connection)
+                return
+        except OSError:  # it has gone
+            pass
+        accepted.close()
 
     def _hear(self, connection: Connection) -> None:
         """Read from a connection once."""

@@ -38,7 +38,10 @@ _MODES = tuple(
     for each in ("autograd/grad_mode", "amp/autocast_mode", "overrides", "utils/_python_dispatch")
 )
 # An interrupt that left a task's step, and not its coroutine, would end the task without an answer.
-_OF_STEPS = ("/rank/tasks.py _step", "/rank/interrupts.py enter", "/rank/interrupts.py leave")
+_OF_STEPS = (
+    "/rank/tasks.py _step", "/rank/interrupts.py enter", "/rank/interrupts.py leave",
+    "/rank/peer_connections.py send",
+)  # fmt: skip
 # Modules with the functions that an import passes.
 _OF_IMPORTS = ("importlib", "_frozen_importlib", "cellmesh.")
 _CHANGES_MODE = ("__init__", "__enter__", "__exit__")

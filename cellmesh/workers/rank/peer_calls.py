@@ -98,8 +98,8 @@ class PeerCalls:
                 yield Parcel(Done(verb.run, counts=verb.counts))
         elif is_reported or len(call.ranks) > 1 or self._context.groups.ledger.touched:
             lean = {"payload": None, "traceback": "", "whole_traceback": ""}
-            self._context.tasks.awaits_heal = True
             self._go_on_at = time.monotonic() + _ALONE_S
+            self._context.tasks.awaits_heal = True
             yield Parcel(msgspec.structs.replace(verb, **lean))
 
     def serving(self) -> PeerWork | None:

@@ -24,7 +24,14 @@ from ...wire.waiting import is_own_peer
 GREET_S = 10.0
 # How long a thread waits for a rank that reads nothing, before it leaves the rest to another one.
 _PATIENCE_MS = 100
-Future = concurrent.futures.Future[Parcel[Any]]
+
+
+class Future(concurrent.futures.Future[Parcel[Any]]):
+    """The answer to a call, to come."""
+
+    def done(self) -> bool:
+        """Return whether it has come, without the lock, which an interrupt could leave locked."""
+        return self._state not in ("PENDING", "RUNNING")
 
 
 class Connection:

@@ -43,7 +43,7 @@ class Relayed(Connection):
     def __init__(self, context: Any, mark: str, rank: int) -> None:
         self.peer, self.rank, self._mark, self._context = f"rank {rank}", rank, mark, context
         self.pending, self.known, self.is_open = {}, set(), True
-        self._lock = threading.Lock()  # of the sender
+        self._sending = threading.RLock()  # a finalizer of user code may send, too
         self._begin()
 
     def _begin(self) -> None:
@@ -57,6 +57,8 @@ class Relayed(Connection):
 
     def lend(self, pickled: Pickled, buffers: list[Frame]) -> tuple[Pickled, list[Frame]]:
         """Return a value as all connections of this kind send it: a large one in a segment."""
+        if pickled.is_mapped:  # by another connection
+            return pickled, buffers
         pool: SegmentPool = self._context.segments.pool
         return pool.lend_pickle(pickled, buffers, _CHUNKED_BYTES)
 
@@ -65,7 +67,7 @@ class Relayed(Connection):
         there is no memory, send the error.
         """
         parcels = tuple(map(self._lend_result, parcels))
-        with self._context.interrupts, self._lock:
+        with self._context.interrupts, self._sending:
             if not self.is_open:
                 return
             if parcels:
@@ -97,7 +99,7 @@ class Relayed(Connection):
                 self.send(Parcel(Taken(verb.loan, verb.at)), *unwanted)
                 return taken or ()
             case Taken() | Unwanted():
-                with self._lock:
+                with self._sending:
                     if type(verb) is Taken:
                         self._sender.acked([Parcel(Chunk(verb.loan, verb.at, 0))], time.monotonic())
                     else:
@@ -108,7 +110,11 @@ class Relayed(Connection):
                 ready = self._arrivals.abandon("", verb.run)
         run = verb.link.run if type(verb) is PeerCall else -1
         # Calls keep their order while they wait for their values; answers wait for no other ones.
-        behind = (1 + verb.run,) if type(verb) in (Done, Failed) else (0,)
+        behind: tuple[int, ...] = ()
+        if type(verb) is PeerCall or (type(verb) is PeerCancel and self._arrivals.holds(verb.run)):
+            behind = (0,)
+        elif type(verb) in (Done, Failed):
+            behind = (1 + verb.run,)
         is_mapped = getattr(getattr(verb, "payload", None), "is_mapped", False)
         return [*ready, *self._arrivals.admit(parcel, behind, run, is_mapped)]
 
@@ -124,7 +130,7 @@ class Relayed(Connection):
     def close(self) -> None:
         """End the connection, and drop the values that are under way."""
         self.is_open = False
-        with self._lock:
+        with self._sending:
             self._begin()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import re
 import sys
@@ -139,6 +140,7 @@ class PeerRun(Awaitable[Any]):
                 step = _CHASE_S if may_close else None
                 for _, _, future in self._calls.values():
                     wrapped = asyncio.wrap_future(future)
+                    wrapped.add_done_callback(lambda end: end.cancelled() or end.exception())
                     while not (await asyncio.wait((wrapped,), timeout=step))[0]:
                         self._handles.chase_awaited(self)
                         step = 1.0  # without one, it is done
@@ -236,7 +238,8 @@ class RankMethod:
         """Call the method without a result; an exception is printed on this rank."""
         run = self._call("send", args, kwargs)
         for _, link, future in run._calls.values():
-            future.add_done_callback(lambda future, title=link.title: _report(future, title))  # type: ignore[misc]
+            context = contextvars.copy_context()
+            future.add_done_callback(functools.partial(_report, link.title, context))
 
     def any(self, *args: Any, **kwargs: Any) -> PeerRun:
         """Call the method on the rank with the fewest calls of this rank in flight, of those that
@@ -296,9 +299,10 @@ def _alone(rows: Any) -> Any:
     return rows.detach().clone().requires_grad_(rows.requires_grad) if is_part else rows
 
 
-def _report(future: Future, title: str) -> None:
+def _report(title: str, context: contextvars.Context, future: Future) -> None:
     try:
         _value_of(future.result(), title)
     except BaseException as error:
         notes = "\n".join(getattr(error, "__notes__", ()))
-        print(f"{title}: {type(error).__name__}: {error}\n{notes}", file=sys.stderr)
+        text = f"{title}: {type(error).__name__}: {error}\n{notes}"
+        context.run(print, text, file=sys.stderr)  # of the run that has sent it

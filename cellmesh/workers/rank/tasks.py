@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from ...wire.stream import Channel
 
+_MAX_WAIT_S = 86_400.0  # as asyncio: `poll` takes no time that is much longer
+
 
 class Steps(Coroutine[Any, Any, Any]):
     """The coroutine of a task; while it executes, the main thread is in the task's run.
@@ -247,8 +249,8 @@ class Tasks:
 
     def let_wake(self, peers: Peers) -> None:
         """Let work of other ranks arrive (`add`)."""
-        self.wake, self._poll = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), None
-        self._peers = peers
+        self._peers, self._poll = peers, None
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def add(self, parcel: Parcel[Any]) -> None:
         """Add work of another rank; usable on any thread."""
@@ -278,7 +280,9 @@ class Tasks:
             if self.wake in ready:
                 os.eventfd_read(self.wake)
             if self._peers.fileno() in ready:
+                self.tracker.main_run = IN_LOOP  # else this would print nothing
                 self._peers.hear()
+                self.tracker.main_run = -1
             if not ready.keys().isdisjoint((channel.fileno(), self.wake)):
                 return channel.fileno() in ready
         return channel.has_message
@@ -330,7 +334,7 @@ class Tasks:
         if not (timers := self._loop._scheduled):
             return None
         left_s: float = timers[0].when() - self._loop.time()
-        return math.ceil(1e3 * max(0.0, left_s))
+        return math.ceil(1e3 * min(_MAX_WAIT_S, max(0.0, left_s)))
 
     def run(self, coroutine: Any) -> Any:
         """Execute a coroutine of the current run to its end, and return its result; waiting calls

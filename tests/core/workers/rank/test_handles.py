@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -480,3 +481,52 @@ def test_only_an_await_without_a_time_out_can_close_a_cycle(
 def test_imports_of_calls_reach_the_notebook(directory: Path) -> None:
     imports = Parcel(Imports(PEER_RUNS.start, ("scipy",), (1.0,), ("scipy",)))
     assert Rank(directory, 0).handles._divert([imports]) == [imports]
+
+
+def test_a_caller_that_has_gone_does_not_end_the_rank_that_accepts_it(
+    directory: Path, caller: Handles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Handles, "_serve", lambda handles: threading.Event().wait())
+    zero = Rank(directory, 0, "counter")
+    path = socket_of(str(directory), 0)
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.connect(path)
+    zero.handles.hear()
+    assert not zero.handles._connections
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(caller.call, address_of(directory, 0), "add", "call", ((), {}))
+        wait_until(lambda: zero.handles.hear() or zero.arrived)
+        run.result(WAIT_S)
+
+
+def test_an_answer_that_the_other_thread_has_read_ends_the_wait(
+    directory: Path, caller: Handles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zero = Rank(directory, 0, "counter")
+    run = RankActor(caller, address_of(directory, 0)).add.submit()
+    wait_until(lambda: zero.arrived)
+    poll = caller.poll
+
+    def sleep(*args: Any) -> Any:
+        """Begin to sleep after the other thread has read the answer."""
+        zero.answer([Parcel(Done(zero.arrived[0].verb.run))])
+        wait_until(run.done)
+        return poll(*args)
+
+    monkeypatch.setattr(caller, "poll", sleep)
+    (_, _, future) = run._calls[0]
+    with caller.wait_for(run):
+        began = time.monotonic()
+        caller.await_answer(future, WAIT_S)
+        assert time.monotonic() - began < WAIT_S / 2
+
+
+def test_small_questions_pass_large_arguments(apart: tuple[Rank, Rank], tmp_path: Path) -> None:
+    near, far = apart
+    address, there = far_address(tmp_path), Held(near)
+    RankActor(near.handles, address).add.submit(LARGE)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(near.handles.dims_of, address, 0)
+        there.pass_on_until(found.done)
+        assert found.result() == {}
+    assert not far.arrived

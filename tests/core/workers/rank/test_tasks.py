@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import random
 import signal
 import socket
@@ -199,6 +200,15 @@ def test_a_message_ends_a_turn(rank: Rank) -> None:
         rank.begin(2, asyncio.sleep(0))
         rank.tasks.turn(channel, is_short=False)  # the second was received with the first
         assert channel.receive() == [b"two"]
+
+
+def test_a_task_that_sleeps_for_ever_does_not_end_the_waits_for_work(rank: Rank) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        rank.begin(1, asyncio.sleep(math.inf))
+        rank.tasks.turn(Channel(left), is_short=True)
+        Channel(right).send([b"work"])
+        assert rank.tasks.turn(Channel(left), is_short=False)
 
 
 def test_calls_go_on_while_an_asynchronous_cell_runs(rank: Rank) -> None:
