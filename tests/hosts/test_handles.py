@@ -107,6 +107,26 @@ def test_a_cancel_and_a_death_reach_the_other_host(meshes: tuple[cm.Mesh, cm.Mes
     assert waiter.call("add", 2) == 2
 
 
+def test_a_link_over_hosts_works_again_after_a_death(meshes: tuple[cm.Mesh, cm.Mesh]) -> None:
+    far, near = meshes
+    with pytest.raises(MeshUsageError, match=r"near runs on this machine alone.* start it"):
+        cm.link(far, near)
+    with cm.start(hosts="cm2:1", lease_s=60, name="beyond") as beyond:
+        pair = far, beyond
+        for mesh in pair:
+            mesh.cell(CODE)
+        cm.link(*pair, timeout_s=WAIT_S)
+        assert both(pair, "total()") == [111] * 3
+        waiting = wait_in_link(beyond)
+        pid = next(info.pid for info in far.ready_ranks if info.rank == 1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankFailure, match="weights"):
+            waiting.result(WAIT_S)
+        assert far.heal().failure == ""
+        far.cell(CODE)
+        assert both(pair, "total()") == [111] * 3
+
+
 class Source:
     """Gives large values to another actor.
 
@@ -248,23 +268,3 @@ def test_calls_fail_at_once_without_a_notebook(meshes: tuple[cm.Mesh, cm.Mesh]) 
         wait_until(lambda: bool(again[0].pull("failures")), WAIT_S, "the call has failed")
         assert "no notebook is attached" in again[0].pull("failures[0]")
         assert again.actors["own"].call("add", 0) > 0
-
-
-def test_a_link_over_hosts_works_again_after_a_death(meshes: tuple[cm.Mesh, cm.Mesh]) -> None:
-    far, near = meshes
-    with pytest.raises(MeshUsageError, match=r"near runs on this machine alone.* start it"):
-        cm.link(far, near)
-    with cm.start(hosts="cm2:1", lease_s=60, name="beyond") as beyond:
-        pair = far, beyond
-        for mesh in pair:
-            mesh.cell(CODE)
-        cm.link(*pair, timeout_s=WAIT_S)
-        assert both(pair, "total()") == [111] * 3
-        waiting = wait_in_link(beyond)
-        pid = next(info.pid for info in far.ready_ranks if info.rank == 1)
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RankFailure, match="weights"):
-            waiting.result(WAIT_S)
-        assert far.heal().failure == ""
-        far.cell(CODE)
-        assert both(pair, "total()") == [111] * 3

@@ -22,7 +22,7 @@ SIZE = 1 << 20
 
 @pytest.fixture
 def pool() -> SegmentPool:
-    return SegmentPool("cellmesh-test")
+    return SegmentPool("cellmesh-pool-test")
 
 
 def lend(pool: SegmentPool, data: bytes = b"x" * SIZE) -> SegmentFrame:
@@ -153,7 +153,7 @@ def test_least_recently_lent_segments_are_given_back(
     pool: SegmentPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "free_bytes", lambda: 16 * 3 * SIZE)
-    shared = SegmentPool("cellmesh-test", 2)  # half of it, which is 3 segments
+    shared = SegmentPool("cellmesh-pool-test", 2)  # half of it, which is 3 segments
     for each, most in (shared, 3), (pool, 6):
         frames = [lend(each) for _ in range(8)]
         assert [s.num_bytes for s in each._kept] == [SIZE] * most
@@ -167,7 +167,7 @@ def test_number_of_kept_segments_is_bounded(pool: SegmentPool) -> None:
     assert len(pool._kept) == MAX_SEGMENTS
     del frames
     pool.clear()
-    assert not [link for link in open_files() if "cellmesh-test" in link]
+    assert not [link for link in open_files() if "cellmesh-pool-test" in link]
 
 
 def open_files() -> list[str]:

@@ -63,7 +63,7 @@ class Rank(RankContext):
         nothing: Any = SimpleNamespace(rank=rank, running=-1, tasks={}, mesh=None)
         super().__init__(nothing, nothing, nothing, nothing, nothing, f"{directory}/code/current")
         self.interrupts = Interrupts()
-        self.segments: Any = SimpleNamespace(pool=SegmentPool("cellmesh-test"))
+        self.segments: Any = SimpleNamespace(pool=SegmentPool("cellmesh-rank-test"))
         self.arrived: list[Parcel[Any]] = []
         self.answer: Callable[[Any], Any]
         named = dict.fromkeys(names, object())
@@ -327,7 +327,9 @@ def arguments_of(call: Parcel[Any]) -> Any:
 
 def num_segments() -> int:
     links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
-    return sum("memfd:cellmesh-test" in os.readlink(link) for link in links if os.path.islink(link))
+    return sum(
+        "memfd:cellmesh-rank-test" in os.readlink(link) for link in links if os.path.islink(link)
+    )
 
 
 def test_large_values_travel_between_hosts_with_a_bounded_part_under_way(
