@@ -154,9 +154,9 @@ def test_actors_memory_and_dashboard_are_shown_beside_a_call_that_waits(notebook
     assert re.findall(r"^([01]) +In.* MB", memory, re.MULTILINE) == ["0", "1"]
     dashboard = Dashboard(notebook, "--on generator")
     assert "<cellmesh generator: 2 ranks" in dashboard.data["text/plain"]
-    dashboard.send(kind="look")
-    assert "server.serve waits" in dashboard.wait_for_state("table")
-    notebook.run("serving.cancel()\nserving.wait(60)")
+    dashboard.send(kind="do", action="interrupt")
+    assert "rank 1" in dashboard.wait_for_state("told")["text"]
+    notebook.run("serving.wait(60)")
     assert "idle / " not in shown_by(notebook, "dist_actors")
     notebook.run("cm.meshes['generator'].drop(server)\ncm.meshes[first].drop(table)")
     assert "Server" not in shown_by(notebook, "dist_actors")
