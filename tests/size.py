@@ -203,7 +203,7 @@ FEATURES = (
     ),
     Feature(
         "actors",  # 15 of them so that a refused spawn and a death leave no false state
-        540,
+        547,
         "wire/nests.py wire/value_stream.py controller/actors.py workers/rank/actors.py",
     ),
     Feature(

@@ -29,6 +29,7 @@ from ..wire.verbs import RunCall
 from .actor_records import forget, keep, read_all
 from .arguments import is_async
 from .core.effects import Change
+from .core.mesh_state import HostLost, Returned
 from .failure_summary import refuse_dead
 from .output.calling_cell import current_sink
 from .output.console import Sink
@@ -63,6 +64,7 @@ class Spawned:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     lost: set[int] = field(default_factory=set)
+    _away: set[int] = field(default_factory=set)
     num_calls: dict[int, tuple[int, int]] = field(default_factory=dict)
     why_ended: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -178,6 +180,11 @@ class Spawned:
                 self.lost.update({rank}.intersection(self.rank_set.ranks))
             case Respawned(infos):
                 self.lost.update({info.rank for info in infos}.intersection(self.rank_set.ranks))
+                self._away -= self.lost
+            case HostLost(ranks=ranks):
+                self._away |= {*ranks} - self.lost
+            case Returned(infos):
+                self.lost -= self._away & {info.rank for info in infos}
 
 
 class Actor:

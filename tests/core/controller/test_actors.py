@@ -12,13 +12,15 @@ import pytest
 
 from cellmesh.controller import actors, rank_set
 from cellmesh.controller.actor_records import read_all
+from cellmesh.controller.core.effects import Change
+from cellmesh.controller.core.mesh_state import HostLost, Returned
 from cellmesh.controller.mesh import Mesh
 from cellmesh.controller.output.fold import Block, Trace
 from cellmesh.controller.rank_set import RankSet
 from cellmesh.controller.run import Run, WorkItem
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import Done, Failed
+from cellmesh.wire.messages import Died, Done, Failed, Respawned
 
 from ...support.runs import FakeControl
 from ...support.tickets import make_ticket
@@ -187,3 +189,20 @@ def test_a_record_that_cannot_be_read_is_named_and_costs_no_other(
     found, remarks = read(session)
     assert {name: each["lost"] for name, each in found.items()} == {"good": {1}}
     assert [text.startswith("bad cannot be used here: ") for text in remarks] == [True]
+
+
+def test_an_actor_on_a_host_that_returns_is_not_lost(mesh: Mesh) -> None:
+    mesh.spawn(Counter)
+    (spawned,) = mesh.rank_set.session.actors.values()
+
+    def note(*causes: Any) -> set[int]:
+        for cause in causes:
+            spawned.note(Change("ready", cause))
+        return spawned.lost
+
+    lost = Died(1, "was on far, which is lost", "")
+    back = Returned((SimpleNamespace(rank=1),))  # type: ignore[arg-type]
+    assert note(HostLost("far", (1,), "cut"), lost) == {1}
+    assert note(back) == set()
+    assert note(Died(1, "killed", ""), Respawned(back.ranks)) == {1}
+    assert note(HostLost("far", (1,), "cut"), lost, back) == {1}  # it was replaced before
