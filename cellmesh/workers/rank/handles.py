@@ -71,7 +71,7 @@ _OPERATIONS = "call", "send", "begin_stream", "advance", "end_stream"  # of `Act
 _LEAVE_S = 0.002
 # How long a thread that has just heard of another rank looks out for more without sleeping: to wake
 # a thread takes longer than a short call.
-_SPIN_S = 1.5e-4
+_SPIN_S = 4e-4
 # The calls for which the current one is made.
 _chain: contextvars.ContextVar[tuple[Link, ...]] = contextvars.ContextVar(
     "cellmesh_chain", default=()
