@@ -46,9 +46,9 @@ from cellmesh.workers.rank.relayed import MAX_UNDER_WAY_BYTES, hear
 from cellmesh.workers.rank.remote_actors import PeerRun, RankActor
 
 from ....support.tickets import make_ticket
+from .conftest import KEY
 
 WAIT_S = 60.0
-KEY = "ab" * 32
 
 
 class Rank(RankContext):
@@ -74,14 +74,6 @@ class Rank(RankContext):
         self.divert = lambda choose: setattr(self, "answer", choose)
         if names:
             self.handles.listen()
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """The directory of a mesh."""
-    tmp_path.chmod(0o700)
-    write_ticket(make_ticket(name="left", key=KEY, directory=str(tmp_path), num_ranks=4))
-    return tmp_path
 
 
 @pytest.fixture

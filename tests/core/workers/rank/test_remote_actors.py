@@ -27,7 +27,7 @@ from cellmesh.workers.rank.relayed import hear
 from cellmesh.workers.rank.remote_actors import RankActor
 
 from ....support.tickets import make_ticket
-from .test_handles import KEY, WAIT_S, Rank, address_of, wait_until
+from .test_handles import WAIT_S, Rank, address_of, wait_until
 
 
 class Counter:
@@ -93,14 +93,6 @@ class Serving(Rank):
                 answer = Parcel(Done(verb.run, pickled), tuple(buffers))
             self.interrupts.running = -1
             self.answer([answer])
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """The directory of a mesh."""
-    tmp_path.chmod(0o700)
-    write_ticket(make_ticket(name="left", key=KEY, directory=str(tmp_path), num_ranks=4))
-    return tmp_path
 
 
 @pytest.fixture
